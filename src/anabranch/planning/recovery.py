@@ -302,11 +302,17 @@ def _place(
 ) -> dict[str, str]:
     """Largest partition first, each to the node with most room; `rooms` is updated.
 
-    With `whole`, nothing is placed unless all of `partitions` fit.
+    With `whole`, nothing is placed unless all of `partitions` fit. Otherwise the most shared
+    come first: they bring most queries closer.
     """
     before = dict(rooms)
     placement: dict[str, str] = {}
-    for name in sorted(partitions, key=lambda p: (-problem.costs[p], p)):
+
+    def rank(name: str) -> tuple[int, float, str]:
+        sharers = 0 if whole else sum(name in needs for needs in problem.queries.values())
+        return -sharers, -problem.costs[name], name
+
+    for name in sorted(partitions, key=rank):
         node = max(rooms, key=lambda n: rooms[n])
         if problem.costs[name] <= rooms[node] + SLACK:
             placement[name] = node
