@@ -1,0 +1,1 @@
+"""Frozen values: ids, topology, plan, mapping, slices, events and commands."""

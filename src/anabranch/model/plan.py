@@ -1,0 +1,189 @@
+"""From a topology to what nodes run: chains, the edges between them, and waves.
+
+A **chain** is what runs in one place without a shuffle. Every source and every keyed operator is
+the root of one; stateless operators and sinks are evaluated in the chains of the roots they hang
+on (in several, after a union). Keyed operators that use the same key at the same parallelism are
+fused into one chain, as long as the chains still form a DAG. The depth of a chain is its wave:
+source chains are wave 0 and run in Spark's own source tasks, wherever Spark likes; all others run
+in nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from anabranch.model.topology import Kind, Operator, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A shuffle: rows of `producer`, evaluated in `source`, go to input `port` of `target_op`."""
+
+    id: int
+    source: str
+    producer: str
+    target: str
+    target_op: str
+    port: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Operators that run together; `name` is that of the first root."""
+
+    name: str
+    operators: tuple[str, ...]
+    inputs: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+    sinks: tuple[str, ...]
+    depth: int
+    parallelism: int
+
+    @property
+    def is_source(self) -> bool:
+        return self.depth == 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The topology, compiled; chains in topological order."""
+
+    topology: Topology
+    chains: tuple[Chain, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Chain]:
+        return {c.name: c for c in self.chains}
+
+    @cached_property
+    def source_chains(self) -> tuple[Chain, ...]:
+        return tuple(c for c in self.chains if c.is_source)
+
+    @cached_property
+    def node_chains(self) -> tuple[Chain, ...]:
+        return tuple(c for c in self.chains if not c.is_source)
+
+    @property
+    def waves(self) -> int:
+        """Number of waves after the source wave."""
+        return max(c.depth for c in self.chains)
+
+
+def compile_plan(topology: Topology) -> Plan:
+    """Group operators into chains, draw the shuffles between them, number the waves."""
+    ops = topology.by_name
+    roots = _roots(topology)
+    chain_of = _fuse(topology, roots)
+    members: dict[str, list[str]] = {}
+    for op in topology.operators:
+        homes = dict.fromkeys(chain_of[r] for r in roots[op.name])
+        for home in homes:
+            members.setdefault(home, []).append(op.name)
+    edges = _edges(topology, chain_of, members)
+    depths = _depths(list(members), edges)
+    chains = [
+        Chain(
+            name=name,
+            operators=tuple(names),
+            inputs=tuple(e for e in edges if e.target == name),
+            outputs=tuple(e for e in edges if e.source == name),
+            sinks=tuple(n for n in names if ops[n].kind is Kind.SINK),
+            depth=depths[name],
+            parallelism=ops[name].parallelism,
+        )
+        for name, names in members.items()
+    ]
+    return Plan(topology, tuple(sorted(chains, key=lambda c: c.depth)))
+
+
+def _roots(topology: Topology) -> dict[str, tuple[str, ...]]:
+    """Per operator, the sources and keyed operators it hangs on through stateless ones only."""
+    roots: dict[str, tuple[str, ...]] = {}
+    for op in topology.operators:
+        if op.kind in (Kind.SOURCE, Kind.KEYED):
+            roots[op.name] = (op.name,)
+        else:
+            roots[op.name] = tuple(dict.fromkeys(r for p in op.producers for r in roots[p]))
+    return roots
+
+
+def _keeps_key(topology: Topology, producer: str) -> bool:
+    """Does the path from the roots to `producer` keep the columns that are the key?"""
+    op = topology.by_name[producer]
+    if op.kind is Kind.KEYED:
+        return True
+    if op.kind is Kind.SOURCE or not op.keeps_columns:
+        return False
+    return all(_keeps_key(topology, p) for p in op.producers)
+
+
+def _fuse(topology: Topology, roots: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Root → name of its chain, after fusing keyed operators that share key and parallelism."""
+    ops = topology.by_name
+    chain_of = {r: r for rs in roots.values() for r in rs}
+    for op in topology.operators:
+        if op.kind is not Kind.KEYED:
+            continue
+        above = {r for p in op.producers for r in roots[p]}
+        fits = all(_keeps_key(topology, p) for p in op.producers) and all(
+            ops[r].keys == op.keys and ops[r].parallelism == op.parallelism for r in above
+        )
+        if not fits:
+            continue
+        joined = {chain_of[r] for r in above} | {op.name}
+        first = min(joined, key=lambda n: [o.name for o in topology.operators].index(n))
+        merged = {r: first if c in joined else c for r, c in chain_of.items()}
+        if _acyclic(topology, roots, merged):
+            chain_of = merged
+    return chain_of
+
+
+def _acyclic(
+    topology: Topology, roots: Mapping[str, tuple[str, ...]], chain_of: Mapping[str, str]
+) -> bool:
+    above: dict[str, set[str]] = {c: set() for c in chain_of.values()}
+    for op in topology.operators:
+        if op.kind is Kind.KEYED:
+            here = chain_of[op.name]
+            above[here] |= {chain_of[r] for p in op.producers for r in roots[p]} - {here}
+    done: set[str] = set()
+    while ready := [c for c, up in above.items() if c not in done and up <= done]:
+        done.update(ready)
+    return len(done) == len(above)
+
+
+def _edges(
+    topology: Topology, chain_of: Mapping[str, str], members: Mapping[str, list[str]]
+) -> list[Edge]:
+    edges: list[Edge] = []
+    for op in topology.operators:
+        if op.kind is not Kind.KEYED:
+            continue
+        target = chain_of[op.name]
+        for port, producers in enumerate(op.inputs):
+            for producer in producers:
+                for source, names in members.items():
+                    if producer in names and source != target:
+                        edges.append(
+                            Edge(len(edges), source, producer, target, op.name, port, op.keys)
+                        )
+    return edges
+
+
+def _depths(chains: list[str], edges: list[Edge]) -> dict[str, int]:
+    depths: dict[str, int] = {}
+    while len(depths) < len(chains):
+        for chain in chains:
+            above = [e.source for e in edges if e.target == chain]
+            if chain not in depths and all(a in depths for a in above):
+                depths[chain] = max((depths[a] + 1 for a in above), default=0)
+    return depths
+
+
+def inputs_in_chain(chain: Chain, op: Operator, port: int) -> tuple[str, ...]:
+    """The producers of `port` that are evaluated in the same chain (no shuffle between)."""
+    shuffled = {e.producer for e in chain.inputs if e.target_op == op.name and e.port == port}
+    return tuple(p for p in op.inputs[port] if p in chain.operators and p not in shuffled)

@@ -1,0 +1,93 @@
+"""What comes back with a wave: facts about partitions, sources, sinks and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.model.ids import NodeId, PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """A partition after a slice. Loads are of this slice; sizes are of the whole state."""
+
+    next_slice: int
+    epoch: int
+    rows_in: int = 0
+    rows_out: int = 0
+    late_rows: int = 0
+    cpu_s: float = 0.0
+    packet_bytes: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+    rows_by_operator: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """One source task's share of a batch. `chunks` counts the slices it was cut into."""
+
+    partition: int
+    chunks: int
+    rows: Mapping[str, int]  # per source, of this slice
+    batch_rows: int  # of the whole batch
+    max_time_us: Mapping[str, int]  # per source with an event time, of this slice
+    log_bytes: int
+    cpu_s: float
+    rows_by_operator: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows for a sink that no reader can see yet: a file, or the Arrow bytes themselves."""
+
+    sink: str
+    writer: str
+    rows: int
+    path: str | None = None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A durable checkpoint file of one partition, complete up to and including `slice`."""
+
+    partition: PartitionId
+    slice: int
+    epoch: int
+    path: str
+    full: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An operator function raised, or storage refused; the slice was not applied there."""
+
+    where: str
+    operator: str
+    message: str
+    detail: str
+    kind: str = "operator"  # or "storage"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """Everything one node has to say after the last wave of a slice."""
+
+    node: NodeId
+    incarnation: str  # of the node process: a new one has lost its state
+    slice: int
+    partitions: Mapping[PartitionId, PartitionReport] = field(default_factory=dict)
+    incomplete: Mapping[PartitionId, str] = field(default_factory=dict)
+    not_hosted: tuple[PartitionId, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    sources: tuple[SourceReport, ...] = ()
+    staged: tuple[Staged, ...] = ()
+    checkpoints: tuple[CheckpointWritten, ...] = ()
+    pid: int = 0
+    memory_bytes: int = 0
+    cpu_s: float = 0.0  # of the node process since its start
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,76 @@
+"""A slice as the driver plans it and as the journal keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Feed(Enum):
+    """Where the rows of a slice come from."""
+
+    LIVE = "live"  # a batch of the Spark query, logged on the way
+    LOG = "log"  # the source log: later slices of a large batch, and every replay
+    NONE = "none"  # no rows: time moves, windows close, checkpoints are sealed
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """One slice to run, with every input that decides its result."""
+
+    number: int
+    feed: Feed
+    batch: int | None
+    source_tasks: int  # of the log; a live batch knows its own number
+    watermark_us: int | None
+    processing_ms: int
+    mapping: int
+    seal: bool  # seal a checkpoint after this slice
+    replay: bool  # outputs are already committed: do not stage them again
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """A slice that happened: the journal's line. Sinks may expose it from here on."""
+
+    number: int
+    feed: str
+    batch: int | None
+    batch_end: bool  # no later slice carries rows of this batch
+    source_tasks: int
+    chunks_left: int
+    watermark_us: int | None
+    processing_ms: int
+    mapping: int
+    max_time_us: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    # Per sink: the staged directory to expose, or None where rows go through the driver.
+    staged: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> SliceRecord:
+        return SliceRecord(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A consistent cut: every partition's state up to and including `slice`.
+
+    `files` lists, per partition ("chain/index"), its checkpoint files: a full one, then deltas.
+    """
+
+    slice: int
+    files: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Cut:
+        return Cut(**data)
