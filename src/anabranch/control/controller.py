@@ -190,7 +190,9 @@ class Controller:
 
     def _on_idle(self, now_ms: int) -> list[Command]:
         """Without rows, time may still have to move, or a checkpoint be taken or waited for."""
-        if self._running is not None or self.phase is not Phase.RUNNING or self._waiting_batch:
+        if self._running is not None or self.phase is not Phase.RUNNING:
+            return []
+        if self._waiting_batch is not None:
             return []
         newest = self.newest
         if newest and newest.watermark_us != self._watermark.watermark_us:
@@ -324,9 +326,9 @@ class Controller:
             )
         )
         files: dict[str, list[str]] = {}
-        for s in staged:
-            if s.path is not None:
-                files.setdefault(s.sink, []).append(s.path)
+        for out in staged:
+            if out.path is not None:
+                files.setdefault(out.sink, []).append(out.path)
         record = SliceRecord(
             number=plan.number,
             feed=plan.feed.value,

@@ -1,0 +1,1 @@
+"""Durable things: journal, source log, checkpoint files, sinks. Versioned, atomic, checked."""

@@ -1,0 +1,57 @@
+"""Atomic files on the local file system (or a mounted, shared one).
+
+A file is written under a temporary name and renamed, so a reader finds all of it or none. What
+the operating system refuses becomes a StorageError that names the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from anabranch.errors import StorageError
+
+
+@contextlib.contextmanager
+def explained(action: str, path: Path | str) -> Iterator[None]:
+    """Turn an OSError into one sentence about what was being done and what to change."""
+    try:
+        yield
+    except OSError as e:
+        hint = "free some space and start again" if e.errno == 28 else "check the directory"
+        raise StorageError(
+            f"cannot {action} {path}: {e.strerror or e}; {hint}", path=str(path)
+        ) from e
+
+
+def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
+    """Write `parts` as one file; returns its size. `sync` survives a crash of the machine too."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with explained("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb", buffering=0) as file:
+            size = sum(_write_all(file.fileno(), part) for part in parts)
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    return size
+
+
+def _write_all(fd: int, part: Any) -> int:
+    view = memoryview(part).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.write(fd, view[done : done + (1 << 30)])
+    return done
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside `path` survive a crash of the machine."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

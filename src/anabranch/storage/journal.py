@@ -1,0 +1,183 @@
+"""The journal: which slices have happened, and where a restart begins.
+
+A directory of segments `000001.jsonl`, of which only the newest counts. A segment's first line is
+the head (format version, driver generation, fingerprint of the topology, the last two cuts, the
+slices after the cut, epochs and routing); each further line is one slice. A line is its CRC-32 in
+hex, a blank, JSON. A torn last line is dropped: that slice has not happened. A new segment is
+written whole and renamed, at every start and at every completed checkpoint, so a restart reads a
+bounded amount however long the job has run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from anabranch.errors import CheckpointLockedError, StorageError
+from anabranch.model.ids import PartitionId
+from anabranch.model.slices import Cut, SliceRecord
+from anabranch.storage.files import explained, sync_directory, write_atomic
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first line of a segment: everything a restart needs from before it."""
+
+    generation: int
+    fingerprint: Mapping[str, Any]
+    cut: Cut | None = None
+    previous: Cut | None = None
+    last: SliceRecord | None = None
+    slices: tuple[SliceRecord, ...] = ()
+    epochs: Mapping[PartitionId, int] = field(default_factory=dict)
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    mapping_version: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "generation": self.generation,
+            "fingerprint": self.fingerprint,
+            "cut": self.cut and self.cut.to_json(),
+            "previous": self.previous and self.previous.to_json(),
+            "last": self.last and self.last.to_json(),
+            "slices": [s.to_json() for s in self.slices],
+            "epochs": [[p.chain, p.index, e] for p, e in self.epochs.items()],
+            "groups": {c: list(g) for c, g in self.groups.items()},
+            "mapping_version": self.mapping_version,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Head:
+        return Head(
+            generation=data["generation"],
+            fingerprint=data["fingerprint"],
+            cut=Cut.from_json(data["cut"]) if data["cut"] else None,
+            previous=Cut.from_json(data["previous"]) if data["previous"] else None,
+            last=SliceRecord.from_json(data["last"]) if data["last"] else None,
+            slices=tuple(SliceRecord.from_json(s) for s in data["slices"]),
+            epochs={PartitionId(c, i): e for c, i, e in data["epochs"]},
+            groups={c: tuple(g) for c, g in data["groups"].items()},
+            mapping_version=data["mapping_version"],
+        )
+
+
+class DirectoryLock:
+    """One driver per checkpoint directory: a kernel lock that dies with its process."""
+
+    def __init__(self, directory: Path) -> None:
+        with explained("create", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = (directory / "lock").open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise CheckpointLockedError(
+                f"the checkpoint directory {directory} is in use by {owner}; stop that job, or "
+                "give this one a directory of its own",
+                directory=str(directory),
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+class Journal:
+    """The newest segment, open for appending. Hold the directory's lock while it is open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+        self._number = 0
+        self.generation = 0
+        self._fingerprint: Mapping[str, Any] = {}
+
+    def read(self) -> tuple[Head, list[SliceRecord]] | None:
+        """The newest segment's head and slices; None for a new directory."""
+        segments = sorted(self._directory.glob("[0-9]*.jsonl"))
+        if not segments:
+            return None
+        newest = segments[-1]
+        self._number = int(newest.stem)
+        with explained("read", newest):
+            lines = newest.read_bytes().split(b"\n")
+        records = [
+            _parse(line, newest, i, last=i >= len(lines) - 2) for i, line in enumerate(lines)
+        ]
+        found = [r for r in records if r is not None]
+        if not found:
+            raise StorageError(f"the journal {newest} has no readable head", path=str(newest))
+        if found[0]["format"] != FORMAT:
+            raise StorageError(
+                f"the journal {newest} has format {found[0]['format']}, this version reads "
+                f"{FORMAT}; run the job with the version that wrote it",
+                path=str(newest),
+            )
+        return Head.from_json(found[0]), [SliceRecord.from_json(r) for r in found[1:]]
+
+    def begin(self, head: Head) -> None:
+        """Start a new segment, which replaces all older ones."""
+        self._number += 1
+        path = self._directory / f"{self._number:06d}.jsonl"
+        write_atomic(path, [_line(head.to_json())], sync=True)
+        sync_directory(self._directory)
+        if self._file is not None:
+            self._file.close()
+        with explained("open", path):
+            self._file = path.open("ab", buffering=0)
+        self.generation, self._fingerprint = head.generation, head.fingerprint
+        for old in sorted(self._directory.glob("[0-9]*.jsonl"))[:-2]:
+            old.unlink(missing_ok=True)
+
+    def append(self, record: SliceRecord) -> None:
+        """Make a slice have happened: durable when this returns."""
+        assert self._file is not None
+        with explained("append to", self._directory):
+            line = _line(record.to_json())
+            position = os.fstat(self._file.fileno()).st_size
+            try:
+                if self._file.write(line) != len(line):
+                    raise OSError(28, os.strerror(28))
+                os.fsync(self._file.fileno())
+            except OSError:
+                os.ftruncate(self._file.fileno(), position)  # never leave half a line behind
+                raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _line(data: Mapping[str, Any]) -> bytes:
+    body = json.dumps(data, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _parse(line: bytes, path: Path, number: int, last: bool) -> dict[str, Any] | None:
+    if not line:
+        return None
+    crc, _, body = line.partition(b" ")
+    if crc == b"%08x" % zlib.crc32(body):
+        parsed: dict[str, Any] = json.loads(body)
+        return parsed
+    if last and number > 0:
+        return None  # torn by a crash while it was written
+    raise StorageError(
+        f"the journal {path} is damaged at line {number + 1}; restore the directory from a copy, "
+        "or start with a new checkpoint directory",
+        path=str(path),
+    )

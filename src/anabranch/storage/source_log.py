@@ -1,0 +1,88 @@
+"""The source log: what each source task fed into each slice, for replays.
+
+A task logs the tables its chain sends on (after its stateless operators and the pre-combine),
+per edge and per sink, not the raw rows: that is what a replay needs, it is often far smaller, and
+it stays right when the code of a stateless operator changes. The file of (slice, task) is written
+before any node sees the rows and never again: the first complete one is the truth, also for a
+retried task.
+
+    ANBRLOG1 | header length (8 bytes) | header JSON | sections (Arrow IPC)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.errors import StorageError
+from anabranch.storage.checkpoint_files import decode_table, encode_table
+from anabranch.storage.files import explained, write_atomic
+
+MAGIC = b"ANBRLOG1"
+
+
+def slice_directory(root: Path, slice_no: int) -> Path:
+    return root / "source-log" / f"{slice_no:012d}"
+
+
+def log_path(root: Path, slice_no: int, task: int) -> Path:
+    return slice_directory(root, slice_no) / f"{task:05d}.log"
+
+
+def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> int:
+    """Write one task's share of one slice; `facts` come back with `read_log`."""
+    buffers = [encode_table(t) for t in tables.values()]
+    header = json.dumps(
+        {
+            "facts": facts,
+            "sections": [
+                {"name": n, "bytes": b.size, "crc": zlib.crc32(b)}
+                for n, b in zip(tables, buffers, strict=True)
+            ],
+        }
+    ).encode()
+    return write_atomic(path, [MAGIC, len(header).to_bytes(8, "big"), header, *buffers])
+
+
+def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
+    """Tables and facts of one task's share; None where the task had nothing for the slice."""
+    if not path.exists():
+        return None
+    with explained("read", path):
+        data = memoryview(path.read_bytes())
+    try:
+        if bytes(data[:8]) != MAGIC:
+            raise ValueError("not a source log of this format")
+        offset = 16 + int.from_bytes(data[8:16], "big")
+        header = json.loads(bytes(data[16:offset]))
+        tables: dict[str, pa.Table] = {}
+        for section in header["sections"]:
+            part = data[offset : offset + section["bytes"]]
+            if zlib.crc32(part) != section["crc"]:
+                raise ValueError(f"section {section['name']!r} is torn")
+            tables[section["name"]] = decode_table(part)
+            offset += section["bytes"]
+    except (ValueError, KeyError, pa.ArrowException) as e:
+        raise StorageError(f"the source log {path} is damaged: {e}", path=str(path)) from e
+    return tables, header["facts"]
+
+
+def discard_slice(root: Path, slice_no: int) -> None:
+    """Forget a slice that never happened, before it is read anew."""
+    shutil.rmtree(slice_directory(root, slice_no), ignore_errors=True)
+
+
+def trim(root: Path, below: int) -> None:
+    """Delete the log of slices that no restart replays."""
+    base = root / "source-log"
+    if not base.exists():
+        return
+    for entry in base.iterdir():
+        if entry.name.isdigit() and int(entry.name) < below:
+            shutil.rmtree(entry, ignore_errors=True)
