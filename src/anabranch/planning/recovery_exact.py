@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,8 @@ BRANCHES_MAX = 64
 BRANCH_SHARE = 0.25
 #: Frank-Wolfe steps: enough for the bound to be within about 0.1 % of the linear program's.
 SHARING_STEPS = 400
+#: Entries of a table, the sum of all priorities; adding two tables takes their product.
+VALUES_MAX = 20_000
 
 Clock = Callable[[], float]
 
@@ -63,7 +65,9 @@ def plan_exact(
     """The optimal plan, or the best found within about `time_limit_s`, and its proven bound."""
     deadline = clock() + time_limit_s
     limit = check_resources(resources)
-    sharing = problem.sharing
+    unit = _unit(problem.sharing.priorities)
+    # Rounding up keeps the bound valid; it is exact when the unit divides every priority.
+    sharing = replace(problem.sharing, priorities=-(-problem.sharing.priorities // unit))
     groups = [
         (users, float(cost)) for users, cost in zip(sharing.users, sharing.costs, strict=True)
     ]
@@ -74,7 +78,15 @@ def plan_exact(
         chosen = table.trace(bound)
     else:
         chosen = search_plan(sharing, limit, solver.shares, bound, lambda: clock() < deadline)
-    return ExactPlan(plan_of_queries(problem, sharing.plan_names(chosen)), bound)
+    plan = plan_of_queries(problem, sharing.plan_names(chosen))
+    return ExactPlan(plan, min(bound * unit, problem.value(problem.queries)))
+
+
+def _unit(priorities: Ints) -> int:
+    """Tables count priority in this unit, so that they have at most VALUES_MAX entries."""
+    common = int(np.gcd.reduce(priorities)) or 1
+    total = int(priorities.sum())
+    return common if total <= VALUES_MAX * common else -(-total // VALUES_MAX)
 
 
 Groups = Sequence[tuple[tuple[int, ...], float]]

@@ -84,7 +84,7 @@ class _State:
         self.taken = np.zeros(count, dtype=bool)
         self.holders = np.zeros(len(self.costs), dtype=np.int64)
         full = np.repeat(self.costs, self.degree)
-        self.adds: Floats = np.bincount(self.users, full, count)
+        self.adds: Floats = np.bincount(self.users, full, count).astype(np.float64)
         self.cost = 0.0
         self.value = 0
 

@@ -116,3 +116,15 @@ def test_no_queries_and_no_room():
     assert plan_exact(RecoveryProblem({}, {}), 5).bound == 0
     problem = RecoveryProblem({"a": 1.0}, {"q": frozenset("a")})
     assert plan_exact(problem, 0).plan.queries == ()
+
+
+def test_huge_priorities_are_rounded_and_the_bound_says_so():
+    queries = {f"q{i}": frozenset({f"p{i}"}) for i in range(30)}
+    costs = {f"p{i}": float(i + 1) for i in range(30)}
+    priorities = {f"q{i}": 1_000_003 * (i % 7 + 1) for i in range(30)}
+    exact = plan_exact(RecoveryProblem(costs, queries, priorities), 100)
+    assert exact.gap == 0
+    uneven = {q: p + i for i, (q, p) in enumerate(priorities.items())}
+    rounded = plan_exact(RecoveryProblem(costs, queries, uneven), 100)
+    assert rounded.bound >= rounded.plan.priority
+    assert rounded.gap < 0.005
