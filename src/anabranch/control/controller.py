@@ -74,6 +74,7 @@ class Past:
     epochs: MappingOf[PartitionId, int] = field(default_factory=dict)
     groups: MappingOf[str, tuple[int, ...]] | None = None
     mapping_version: int = 0
+    generation: int = 0  # of the driver that wrote the journal last
 
 
 class Phase(Enum):
@@ -96,6 +97,7 @@ class Controller:
         self.mapping: Mapping | None = None
         self._plan = plan
         self._past = past
+        self._generation = past.generation + 1
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
         self._watermark = WatermarkTracker(config.watermark_delays_us)
         self._records: list[SliceRecord] = list(past.slices)  # after the newest cut
@@ -223,7 +225,9 @@ class Controller:
         self, feed: Feed, batch: int | None, source_tasks: int, now_ms: int, seal: bool = False
     ) -> list[Command]:
         assert self.mapping is not None
-        number = (self.newest.number if self.newest else 0) + 1
+        newest = self.newest
+        number = (newest.number if newest else 0) + 1
+        generation = newest.generation if newest and feed is Feed.LOG else self._generation
         self._running = SlicePlan(
             number=number,
             feed=feed,
@@ -234,6 +238,7 @@ class Controller:
             mapping=self.mapping.version,
             seal=(seal or self._checkpoints.is_due(now_ms)) and not self._checkpoints.in_flight,
             replay=False,
+            generation=generation,
         )
         return [RunSlice(self._running)]
 
@@ -249,6 +254,7 @@ class Controller:
             mapping=self.mapping.version,
             seal=False,
             replay=True,
+            generation=record.generation,
         )
         return [RunSlice(self._running)]
 
@@ -340,6 +346,7 @@ class Controller:
             watermark_us=plan.watermark_us,
             processing_ms=plan.processing_ms,
             mapping=plan.mapping,
+            generation=plan.generation,
             max_time_us=self._watermark.latest_us,
             rows=rows,
             staged=files,

@@ -1,14 +1,15 @@
-"""Typed names of the things that move: partitions, nodes, slices."""
+"""Typed names of the things that move: partitions and nodes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from dataclasses import dataclass
+from typing import NewType
 
 NodeId = NewType("NodeId", str)  # a Spark executor id
-SliceNo = NewType("SliceNo", int)
 
 
-class PartitionId(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionId:
     """One of the parallel instances of a chain: the unit of state, checkpoint and recovery."""
 
     chain: str

@@ -29,7 +29,8 @@ class SlicePlan:
     mapping: int
     seal: bool  # seal a checkpoint after this slice
     replay: bool  # outputs are already committed: do not stage them again
-    attempt: int = 0
+    # The driver that logs the rows; a replay names the one that did.
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,10 @@ class SliceRecord:
     watermark_us: int | None
     processing_ms: int
     mapping: int
+    generation: int = 0
     max_time_us: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
-    # Per sink: the staged directory to expose, or None where rows go through the driver.
+    # Per sink, the staged files to expose.
     staged: Mapping[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

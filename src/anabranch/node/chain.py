@@ -1,0 +1,148 @@
+"""Running one chain on one slice: every operator once, in order, nothing installed yet.
+
+The same code runs in Spark's source tasks (source chains) and in nodes (all others).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.errors import AnabranchError
+from anabranch.model.plan import Chain, Edge, inputs_in_chain
+from anabranch.model.reports import Failure
+from anabranch.model.topology import Kind, Operator
+from anabranch.operators.base import SliceTime
+
+
+class ChainError(Exception):
+    """A kernel raised. Carries what the user should see; never leaves this package."""
+
+    def __init__(self, operator: str, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.operator = operator
+        self.cause = cause
+
+    def failure(self, where: str) -> Failure:
+        cause = self.cause
+        if isinstance(cause, AnabranchError):
+            message = cause.message
+        else:
+            message = f"its function raised {type(cause).__name__}: {cause}"
+        detail = "".join(traceback.format_exception(cause))
+        return Failure(where=where, operator=self.operator, message=message, detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainResult:
+    """What a chain made of a slice. Changes are installed by the caller, all or none."""
+
+    edges: dict[int, pa.Table]
+    sinks: dict[str, pa.Table]
+    changes: dict[str, Any]
+    rows: dict[str, int]  # rows out, per operator
+    late_rows: int
+
+
+@dataclass(frozen=True)
+class ChainProgram:
+    """A chain with its operators and their schemas: what is sent to nodes and source tasks."""
+
+    chain: Chain
+    operators: Mapping[str, Operator]  # of the chain, and the keyed targets of its edges
+    schemas: Mapping[str, pa.Schema]  # output of every operator the chain evaluates or reads
+    key_groups: int
+    inputs_of: Mapping[str, tuple[pa.Schema, ...]] = field(default_factory=dict)
+
+    @property
+    def stateful(self) -> list[str]:
+        return [n for n in self.chain.operators if self.operators[n].kind is Kind.KEYED]
+
+    def new_states(self) -> dict[str, Any]:
+        return {
+            n: self.operators[n].kernel.new_state(self.key_groups, *self.inputs_of[n])
+            for n in self.stateful
+        }
+
+    def run(
+        self,
+        sources: Mapping[str, pa.Table],
+        shuffled: Mapping[int, list[pa.Table]],
+        states: Mapping[str, Any],
+        time: SliceTime,
+    ) -> ChainResult:
+        """Compute the slice from source rows (source chains) or packets per edge (the others)."""
+        tables: dict[str, pa.Table] = dict(sources)
+        changes: dict[str, Any] = {}
+        sinks: dict[str, pa.Table] = {}
+        late = 0
+        for name in self.chain.operators:
+            op = self.operators[name]
+            if op.kind is Kind.SOURCE:
+                continue
+            try:
+                if op.kind is Kind.KEYED:
+                    inputs = self._keyed_inputs(op, tables, shuffled)
+                    computed = op.kernel.compute(states[name], inputs, time)
+                    tables[name], changes[name] = computed.output, computed.change
+                    late += computed.late_rows
+                else:
+                    producers = inputs_in_chain(self.chain, op, 0)
+                    merged = _concat([tables[p] for p in producers])
+                    if op.kind is Kind.SINK:
+                        sinks[name] = merged
+                    else:
+                        tables[name] = op.kernel.process(merged)
+            except Exception as e:
+                raise ChainError(name, e) from e
+        rows = {n: t.num_rows for n, t in tables.items()}
+        return ChainResult(self._edge_tables(tables), sinks, changes, rows, late)
+
+    def _keyed_inputs(
+        self,
+        op: Operator,
+        tables: Mapping[str, pa.Table],
+        shuffled: Mapping[int, list[pa.Table]],
+    ) -> tuple[pa.Table, ...]:
+        ports = []
+        for port in range(len(op.inputs)):
+            pieces: list[pa.Table] = []
+            for edge in self.chain.inputs:
+                if edge.target_op == op.name and edge.port == port:
+                    rows = shuffled.get(edge.id, [])
+                    pieces += rows if op.precombine else [op.kernel.combine(port, r) for r in rows]
+            for producer in inputs_in_chain(self.chain, op, port):
+                pieces.append(op.kernel.combine(port, tables[producer]))
+            if not pieces:
+                empty = self.inputs_of[op.name][port].empty_table()
+                pieces.append(op.kernel.combine(port, empty))
+            ports.append(_concat(pieces))
+        return tuple(ports)
+
+    def _edge_tables(self, tables: Mapping[str, pa.Table]) -> dict[int, pa.Table]:
+        """Rows per outgoing edge; edges that carry the same rows share one table."""
+        shared: dict[tuple[str, str, int], pa.Table] = {}
+        out: dict[int, pa.Table] = {}
+        for edge in self.chain.outputs:
+            key = (edge.producer, edge.target_op, edge.port)
+            if key not in shared:
+                shared[key] = self._combined(edge, tables[edge.producer])
+            out[edge.id] = shared[key]
+        return out
+
+    def _combined(self, edge: Edge, table: pa.Table) -> pa.Table:
+        target = self.operators[edge.target_op]
+        if not target.precombine:
+            return table
+        try:
+            return target.kernel.combine(edge.port, table)
+        except Exception as e:
+            raise ChainError(edge.target_op, e) from e
+
+
+def _concat(tables: list[pa.Table]) -> pa.Table:
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)

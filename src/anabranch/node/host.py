@@ -1,0 +1,334 @@
+"""The partitions of one node and the waves that pass over them.
+
+`wave` takes the blobs that arrived for a node and returns one blob per destination node. What it
+cannot run it says ("not hosted", "incomplete", a failure) and goes on: an answer, never a crash,
+and never half an input for a later wave.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anabranch.errors import AnabranchError, InvariantError
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.mapping import Mapping
+from anabranch.model.plan import Edge
+from anabranch.model.reports import (
+    CheckpointWritten,
+    Failure,
+    NodeReport,
+    PartitionReport,
+    SourceReport,
+    Staged,
+)
+from anabranch.node.chain import ChainError
+from anabranch.node.messages import InstallRequest, JobSpec, PollRequest, WaveRequest
+from anabranch.node.packets import Bundle, Route, cut, decode_blob, encode_blob
+from anabranch.node.partition import Output, Partition
+from anabranch.operators.base import SliceTime
+from anabranch.storage.checkpoint_files import checkpoint_path, write_checkpoint
+
+MAX_CHECKPOINT_QUEUE = 256  # sealed partitions that wait for the disk; more would fill memory
+
+
+class SliceNotes:
+    """What a node has to report about the slice in flight."""
+
+    def __init__(self, slice_no: int) -> None:
+        self.slice = slice_no
+        self.partitions: dict[PartitionId, PartitionReport] = {}
+        self.incomplete: dict[PartitionId, str] = {}
+        self.not_hosted: dict[PartitionId, None] = {}
+        self.failures: dict[tuple[str, str], Failure] = {}
+        self.sources: dict[int, SourceReport] = {}
+        self.staged: dict[tuple[str, str], Staged] = {}
+
+
+class Host:
+    """Everything a node process owns. One thread calls it; checkpoints are written by another."""
+
+    def __init__(self) -> None:
+        self.incarnation = uuid.uuid4().hex
+        self._run = 0
+        self._node = NodeId("")
+        self._job: JobSpec | None = None
+        self._mapping: Mapping | None = None
+        self._partitions: dict[PartitionId, Partition] = {}
+        self._notes = SliceNotes(0)
+        self._seal_failures: list[Failure] = []
+        self._writer = CheckpointWriter()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def install(self, request: InstallRequest) -> NodeReport:
+        """Take over partitions; whatever an older driver left is dropped."""
+        self._refuse_older(request.run)
+        self._run, self._node, self._mapping = request.run, request.node, request.mapping
+        self._job = pickle.loads(request.job)
+        self._partitions = {}
+        self._notes = SliceNotes(request.next_slice - 1)
+        for partition, epoch in request.mapping.hosted_by(request.node).items():
+            groups = request.mapping.groups[partition.chain]
+            owned = {g: p == partition.index for g, p in enumerate(groups)}
+            program = self._job.programs[partition.chain]
+            hosted = Partition(partition, epoch, program, request.next_slice)
+            hosted.restore(request.restore.get(partition, ()), owned)
+            self._partitions[partition] = hosted
+        return self._report()
+
+    def poll(self, request: PollRequest) -> NodeReport:
+        """A report outside of a slice: written checkpoints above all."""
+        self._refuse_older(request.run)
+        return self._report()
+
+    def wave(self, request: WaveRequest, blobs: Sequence[Any]) -> tuple[list[list[Any]], Any]:
+        """Run one wave; returns a blob (as buffers) per destination node, and the last wave's
+        report or None."""
+        self._refuse_older(request.run)
+        if self._notes.slice != request.plan.number or request.depth == 1:
+            self._notes = SliceNotes(request.plan.number)
+        for partition in self._partitions.values():
+            partition.confirm(request.confirmed)
+        for blob in blobs:
+            self._receive(blob)
+        bundles: list[list[Bundle]] = [[] for _ in request.nodes]
+        if self._job is not None and self._mapping is not None:
+            for partition_id in self._expected_partitions(request.depth):
+                for destination, bundle in self._advance(partition_id, request):
+                    bundles[destination].append(bundle)
+        here = request.nodes.index(request.node)
+        for bundle in bundles[here]:
+            self._deliver(bundle)  # to a partition of this node: no shuffle
+        bundles[here] = []
+        outgoing = [encode_blob(b) for b in bundles]
+        if not request.last:
+            return outgoing, None
+        if request.plan.seal and not self._problems:
+            self._seal(request.plan.number)
+        return [], self._report()
+
+    def _refuse_older(self, run: int) -> None:
+        if run < self._run:
+            raise InvariantError(
+                f"a driver of generation {run} spoke to a node owned by generation {self._run}"
+            )
+
+    # -- one partition, one slice --------------------------------------------------------------
+
+    def _expected_partitions(self, depth: int) -> list[PartitionId]:
+        """The partitions the mapping gives to this node at one depth."""
+        assert self._mapping is not None
+        assert self._job is not None
+        mine = self._mapping.hosted_by(self._node)
+        return [p for p in mine if self._job.programs[p.chain].chain.depth == depth]
+
+    def _advance(self, pid: PartitionId, request: WaveRequest) -> list[tuple[int, Bundle]]:
+        """Apply the slice to one partition, or note why not; its bundles per destination."""
+        partition = self._partitions.get(pid)
+        if partition is None:
+            self._notes.not_hosted[pid] = None
+            return []
+        plan = request.plan
+        applied = partition.output is not None and partition.output.slice == plan.number
+        if not applied:
+            if partition.next_slice != plan.number:
+                self._notes.incomplete[pid] = (
+                    f"it is at slice {partition.next_slice}, not {plan.number}"
+                )
+                return []
+            lacking = partition.missing(plan.number, self._sources_per_edge(partition, request))
+            if lacking:
+                self._notes.incomplete[pid] = lacking
+                return []
+        when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms)
+        try:
+            output = partition.apply(when)
+            if not plan.replay:
+                self._stage(partition, output)
+        except ChainError as e:
+            self._notes.failures[(str(pid), e.operator)] = e.failure(str(pid))
+            return []
+        except AnabranchError as e:
+            failure = Failure(str(pid), "", e.message, repr(e), kind="storage")
+            self._notes.failures[(str(pid), "")] = failure
+            return []
+        self._notes.partitions[pid] = output.report
+        return self._route(partition, output, request)
+
+    def _sources_per_edge(self, partition: Partition, request: WaveRequest) -> dict[int, int]:
+        assert self._job is not None
+        assert self._mapping is not None
+        counts = {}
+        for edge in partition.program.chain.inputs:
+            if self._job.programs[edge.source].chain.is_source:
+                counts[edge.id] = request.source_tasks
+            else:
+                counts[edge.id] = len(self._mapping.partitions(edge.source))
+        return counts
+
+    def _route(
+        self, partition: Partition, output: Output, request: WaveRequest
+    ) -> list[tuple[int, Bundle]]:
+        routed = []
+        for edge in partition.program.chain.outputs:
+            bundles = cut(
+                output.edges[edge.id],
+                self._route_of(edge, request),
+                len(request.nodes),
+                edge.id,
+                output.slice,
+                partition.id.index,
+                partition.epoch,
+            )
+            routed += list(enumerate(bundles))
+        return routed
+
+    def _route_of(self, edge: Edge, request: WaveRequest) -> Route:
+        assert self._job is not None
+        assert self._mapping is not None
+        return route_of(edge, self._mapping, request.nodes, self._job.key_groups)
+
+    def _stage(self, partition: Partition, output: Output) -> None:
+        """Put the slice's sink rows aside, once."""
+        assert self._job is not None
+        for name, table in output.sinks.items():
+            key = (name, str(partition.id))
+            if key not in self._notes.staged:
+                writer = f"{partition.id.chain}-{partition.id.index}"
+                sink = self._job.sinks[name]
+                self._notes.staged[key] = sink.stage(name, table, output.slice, self._run, writer)
+
+    # -- packets -------------------------------------------------------------------------------
+
+    def _receive(self, blob: Any) -> None:
+        bundles, facts = decode_blob(blob)
+        for bundle in bundles:
+            self._deliver(bundle)
+        if facts is not None:
+            self._notes.sources.update((s.partition, s) for s in facts.sources)
+            self._notes.staged.update(((s.sink, s.writer), s) for s in facts.staged)
+            self._notes.failures.update(((f.where, f.operator), f) for f in facts.failures)
+
+    def _deliver(self, bundle: Bundle) -> None:
+        """Hand every packet of a bundle, empty ones included, to its partition."""
+        edge = self._edges.get(bundle.edge)
+        if edge is None or bundle.epoch != self._epoch_of(edge, bundle.source):
+            return  # from an owner that was replaced
+        for partition in self._partitions.values():
+            if partition.id.chain == edge.target:
+                rows: pa.Table | None = None
+                if bundle.table is not None and partition.id.index in bundle.ranges:
+                    start, stop = bundle.ranges[partition.id.index]
+                    rows = bundle.table.slice(start, stop - start)
+                partition.deliver(bundle.slice, edge.id, bundle.source, rows)
+
+    def _epoch_of(self, edge: Edge, source: int) -> int:
+        assert self._mapping is not None
+        owner = self._mapping.owners.get(PartitionId(edge.source, source))
+        return owner.epoch if owner is not None else self._run
+
+    @property
+    def _edges(self) -> dict[int, Edge]:
+        if self._job is None:
+            return {}
+        return {e.id: e for p in self._job.programs.values() for e in p.chain.inputs}
+
+    # -- checkpoints and reports ---------------------------------------------------------------
+
+    @property
+    def _problems(self) -> bool:
+        notes = self._notes
+        return bool(notes.incomplete or notes.not_hosted or notes.failures)
+
+    def _seal(self, slice_no: int) -> None:
+        """Copy what changed; the writer thread makes it durable while slices go on."""
+        assert self._job is not None
+        for partition in self._partitions.values():
+            full, states = partition.seal()
+            path = checkpoint_path(Path(self._job.root), partition.id, slice_no, partition.epoch)
+            self._writer.submit(partition.id, slice_no, partition.epoch, path, full, states)
+
+    def _report(self) -> NodeReport:
+        notes = self._notes
+        return NodeReport(
+            node=self._node,
+            incarnation=self.incarnation,
+            slice=notes.slice,
+            partitions=dict(notes.partitions),
+            incomplete=dict(notes.incomplete),
+            not_hosted=tuple(notes.not_hosted),
+            failures=(*notes.failures.values(), *self._writer.take_failures()),
+            sources=tuple(notes.sources.values()),
+            staged=tuple(notes.staged.values()),
+            checkpoints=self._writer.written(),
+            pid=os.getpid(),
+            memory_bytes=_resident_bytes(),
+            cpu_s=time.process_time(),
+        )
+
+
+class CheckpointWriter:
+    """One background thread that turns sealed state into durable files, in order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[Any, ...]] = queue.Queue(MAX_CHECKPOINT_QUEUE)
+        self._lock = threading.Lock()
+        self._written: dict[PartitionId, CheckpointWritten] = {}
+        self._failures: list[Failure] = []
+        threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
+
+    def submit(self, *sealed: Any) -> None:
+        """Queue one partition's sealed state; waits when the disk is far behind."""
+        self._queue.put(sealed)
+
+    def written(self) -> tuple[CheckpointWritten, ...]:
+        """The newest durable file per partition; repeated in every report, so none gets lost."""
+        with self._lock:
+            return tuple(self._written.values())
+
+    def take_failures(self) -> list[Failure]:
+        with self._lock:
+            failures, self._failures = self._failures, []
+            return failures
+
+    def _work(self) -> None:
+        while True:
+            partition, slice_no, epoch, path, full, states = self._queue.get()
+            try:
+                size = write_checkpoint(path, partition, slice_no, epoch, states)
+            except Exception as e:
+                message = e.message if isinstance(e, AnabranchError) else repr(e)
+                failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
+                with self._lock:
+                    self._failures.append(failure)
+                continue
+            done = CheckpointWritten(partition, slice_no, epoch, str(path), full, size)
+            with self._lock:
+                self._written[partition] = done
+
+
+def route_of(edge: Edge, mapping: Mapping, nodes: Sequence[NodeId], key_groups: int) -> Route:
+    """The routing of one edge under a mapping, with nodes numbered as in `nodes`."""
+    position = {n: i for i, n in enumerate(nodes)}
+    owners = mapping.partitions(edge.target)
+    node_of = np.zeros(len(owners), dtype=np.uint16)
+    for partition in owners:
+        node_of[partition.index] = position[mapping.owners[partition].node]
+    groups = np.asarray(mapping.groups[edge.target], dtype=np.uint16)
+    return Route(edge.keys, key_groups, groups, node_of)
+
+
+def _resident_bytes() -> int:
+    with Path("/proc/self/statm").open() as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
