@@ -1,0 +1,1 @@
+"""The data plane: the only package that imports pyspark."""
