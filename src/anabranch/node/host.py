@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from anabranch.errors import AnabranchError, InvariantError
 from anabranch.model.ids import NodeId, PartitionId
@@ -34,7 +33,7 @@ from anabranch.model.reports import (
 )
 from anabranch.node.chain import ChainError
 from anabranch.node.messages import InstallRequest, JobSpec, PollRequest, WaveRequest
-from anabranch.node.packets import Bundle, Route, cut, decode_blob, encode_blob
+from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
 from anabranch.node.partition import Output, Partition
 from anabranch.operators.base import SliceTime
 from anabranch.storage.checkpoint_files import checkpoint_path, write_checkpoint
@@ -65,8 +64,10 @@ class Host:
         self._job: JobSpec | None = None
         self._mapping: Mapping | None = None
         self._partitions: dict[PartitionId, Partition] = {}
+        self._inbox = Inbox()
+        self._edges: dict[int, Edge] = {}
+        self._routes: dict[tuple[int, tuple[NodeId, ...]], Route] = {}
         self._notes = SliceNotes(0)
-        self._seal_failures: list[Failure] = []
         self._writer = CheckpointWriter()
 
     # -- requests ------------------------------------------------------------------------------
@@ -77,6 +78,9 @@ class Host:
         self._run, self._node, self._mapping = request.run, request.node, request.mapping
         self._job = pickle.loads(request.job)
         self._partitions = {}
+        self._inbox = Inbox()
+        self._edges = {e.id: e for p in self._job.programs.values() for e in p.chain.inputs}
+        self._routes = {}
         self._notes = SliceNotes(request.next_slice - 1)
         for partition, epoch in request.mapping.hosted_by(request.node).items():
             groups = request.mapping.groups[partition.chain]
@@ -100,6 +104,7 @@ class Host:
             self._notes = SliceNotes(request.plan.number)
         for partition in self._partitions.values():
             partition.confirm(request.confirmed)
+        self._inbox.drop(request.confirmed)
         for blob in blobs:
             self._receive(blob)
         bundles: list[list[Bundle]] = [[] for _ in request.nodes]
@@ -140,20 +145,22 @@ class Host:
             self._notes.not_hosted[pid] = None
             return []
         plan = request.plan
-        applied = partition.output is not None and partition.output.slice == plan.number
-        if not applied:
+        edges = [e.id for e in partition.program.chain.inputs]
+        if not partition.has_applied(plan.number):
             if partition.next_slice != plan.number:
                 self._notes.incomplete[pid] = (
                     f"it is at slice {partition.next_slice}, not {plan.number}"
                 )
                 return []
-            lacking = partition.missing(plan.number, self._sources_per_edge(partition, request))
+            counts = {e: self._sources_of(e, request) for e in edges}
+            lacking = self._inbox.missing(plan.number, counts)
             if lacking:
                 self._notes.incomplete[pid] = lacking
                 return []
         when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms)
         try:
-            output = partition.apply(when)
+            packets = self._inbox.packets(plan.number, edges, pid.index)
+            output = partition.apply(when, packets)
             if not plan.replay:
                 self._stage(partition, output)
         except ChainError as e:
@@ -166,16 +173,14 @@ class Host:
         self._notes.partitions[pid] = output.report
         return self._route(partition, output, request)
 
-    def _sources_per_edge(self, partition: Partition, request: WaveRequest) -> dict[int, int]:
+    def _sources_of(self, edge: int, request: WaveRequest) -> int:
+        """How many source partitions an edge has under the mapping of the slice."""
         assert self._job is not None
         assert self._mapping is not None
-        counts = {}
-        for edge in partition.program.chain.inputs:
-            if self._job.programs[edge.source].chain.is_source:
-                counts[edge.id] = request.source_tasks
-            else:
-                counts[edge.id] = len(self._mapping.partitions(edge.source))
-        return counts
+        source = self._edges[edge].source
+        if self._job.programs[source].chain.is_source:
+            return request.source_tasks
+        return max(self._mapping.groups[source]) + 1
 
     def _route(
         self, partition: Partition, output: Output, request: WaveRequest
@@ -197,7 +202,10 @@ class Host:
     def _route_of(self, edge: Edge, request: WaveRequest) -> Route:
         assert self._job is not None
         assert self._mapping is not None
-        return route_of(edge, self._mapping, request.nodes, self._job.key_groups)
+        key = (edge.id, request.nodes)
+        if key not in self._routes:
+            self._routes[key] = route_of(edge, self._mapping, request.nodes, self._job.key_groups)
+        return self._routes[key]
 
     def _stage(self, partition: Partition, output: Output) -> None:
         """Put the slice's sink rows aside, once."""
@@ -221,28 +229,19 @@ class Host:
             self._notes.failures.update(((f.where, f.operator), f) for f in facts.failures)
 
     def _deliver(self, bundle: Bundle) -> None:
-        """Hand every packet of a bundle, empty ones included, to its partition."""
+        """Keep a bundle, unless an owner that was replaced sent it or its slice is past."""
         edge = self._edges.get(bundle.edge)
-        if edge is None or bundle.epoch != self._epoch_of(edge, bundle.source):
-            return  # from an owner that was replaced
-        for partition in self._partitions.values():
-            if partition.id.chain == edge.target:
-                rows: pa.Table | None = None
-                if bundle.table is not None and partition.id.index in bundle.ranges:
-                    start, stop = bundle.ranges[partition.id.index]
-                    rows = bundle.table.slice(start, stop - start)
-                partition.deliver(bundle.slice, edge.id, bundle.source, rows)
+        if (
+            edge is not None
+            and bundle.epoch == self._epoch_of(edge, bundle.source)
+            and bundle.slice >= self._notes.slice
+        ):
+            self._inbox.add(bundle)
 
     def _epoch_of(self, edge: Edge, source: int) -> int:
         assert self._mapping is not None
         owner = self._mapping.owners.get(PartitionId(edge.source, source))
         return owner.epoch if owner is not None else self._run
-
-    @property
-    def _edges(self) -> dict[int, Edge]:
-        if self._job is None:
-            return {}
-        return {e.id: e for p in self._job.programs.values() for e in p.chain.inputs}
 
     # -- checkpoints and reports ---------------------------------------------------------------
 

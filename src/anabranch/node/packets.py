@@ -9,7 +9,7 @@ Spark's shuffle carries: exactly one per pair of task and node, so that a missin
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,42 @@ class SideFacts:
     sources: tuple[SourceReport, ...] = ()
     staged: tuple[Staged, ...] = ()
     failures: tuple[Failure, ...] = ()
+
+
+class Inbox:
+    """Bundles that arrived on a node, until their slice is applied and confirmed."""
+
+    def __init__(self) -> None:
+        self._bundles: dict[tuple[int, int], dict[int, Bundle]] = {}  # (slice, edge) → source
+
+    def add(self, bundle: Bundle) -> None:
+        """Keep a bundle; a repeated one is dropped."""
+        self._bundles.setdefault((bundle.slice, bundle.edge), {}).setdefault(bundle.source, bundle)
+
+    def missing(self, slice_no: int, sources: Mapping[int, int]) -> str | None:
+        """What a slice lacks, given the number of sources per edge; None when it is complete."""
+        for edge, count in sources.items():
+            have = self._bundles.get((slice_no, edge), {})
+            if len(have) < count:
+                absent = [s for s in range(count) if s not in have]
+                return f"edge {edge}: packets of {len(absent)} of {count} sources, e.g. {absent[0]}"
+        return None
+
+    def packets(self, slice_no: int, edges: Iterable[int], partition: int) -> dict[int, list[Any]]:
+        """A partition's rows per edge, in the order of the sources."""
+        found: dict[int, list[Any]] = {}
+        for edge in edges:
+            bundles = self._bundles.get((slice_no, edge), {})
+            for source in sorted(bundles):
+                bundle = bundles[source]
+                if bundle.table is not None and partition in bundle.ranges:
+                    start, stop = bundle.ranges[partition]
+                    found.setdefault(edge, []).append(bundle.table.slice(start, stop - start))
+        return found
+
+    def drop(self, upto: int) -> None:
+        """Forget slices that every partition has applied."""
+        self._bundles = {k: v for k, v in self._bundles.items() if k[0] > upto}
 
 
 def cut(

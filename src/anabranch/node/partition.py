@@ -1,7 +1,7 @@
-"""A partition on its node: state, inbox, and the last output until the driver confirms it.
+"""A partition on its node: its state, and its last output until the driver confirms it.
 
-Invariants: slice k is applied only when every upstream partition's packet for k is there; state,
-output and next slice change in one step; a repeated slice returns the kept output untouched.
+Invariants: state, output and next slice change in one step; a repeated slice returns the kept
+output untouched. The host sees to it that a slice is applied only with its complete input.
 """
 
 from __future__ import annotations
@@ -47,40 +47,25 @@ class Partition:
         self.next_slice = next_slice
         self.states = program.new_states()
         self.output: Output | None = None
-        self._inbox: dict[int, dict[tuple[int, int], pa.Table | None]] = {}
         self._delta_rows: int | None = None  # since the last full checkpoint; None: none yet
-
-    # -- input ---------------------------------------------------------------------------------
-
-    def deliver(self, slice_no: int, edge: int, source: int, rows: pa.Table | None) -> None:
-        """Take a packet. Duplicates and packets of slices already applied are dropped."""
-        if slice_no >= self.next_slice:
-            self._inbox.setdefault(slice_no, {}).setdefault((edge, source), rows)
-
-    def missing(self, slice_no: int, expected: Mapping[int, int]) -> str | None:
-        """Which packets of a slice are not there yet, given the sources per edge."""
-        have = self._inbox.get(slice_no, {})
-        absent = [(e, s) for e, n in expected.items() for s in range(n) if (e, s) not in have]
-        if not absent:
-            return None
-        return f"{len(absent)} of {sum(expected.values())} packets, first {absent[0]}"
 
     # -- apply ---------------------------------------------------------------------------------
 
-    def apply(self, when: SliceTime) -> Output:
-        """Compute the slice, then install it in one step. Raises ChainError, changing nothing."""
+    def has_applied(self, slice_no: int) -> bool:
+        """Is this slice's output still kept? Then a repeated apply returns it untouched."""
+        return self.output is not None and self.output.slice == slice_no
+
+    def apply(self, when: SliceTime, shuffled: Mapping[int, list[pa.Table]]) -> Output:
+        """Compute the slice from its packets per edge, then install it in one step.
+
+        Raises ChainError, changing nothing.
+        """
         if self.output is not None and self.output.slice == when.slice:
             return self.output
         cpu = time.process_time()
-        packets = self._inbox.get(when.slice, {})
-        shuffled: dict[int, list[pa.Table]] = {}
-        for (edge, _), rows in sorted(packets.items(), key=lambda item: item[0]):
-            if rows is not None:
-                shuffled.setdefault(edge, []).append(rows)
         result = self.program.run({}, shuffled, self.states, when)
         self._install(result)
         self.next_slice = when.slice + 1
-        self._inbox = {k: v for k, v in self._inbox.items() if k > when.slice}
         self.output = Output(
             when.slice,
             result.edges,

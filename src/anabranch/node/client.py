@@ -1,0 +1,121 @@
+"""How a Spark task reaches the node process of its executor, starting it if it is not there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from anabranch.errors import AnabranchError, ClusterError
+from anabranch.node import wire
+
+START_TIMEOUT_S = 60.0
+_connections: dict[Path, socket.socket] = {}
+
+
+def call(request: Any, buffers: list[Any] | None = None) -> tuple[Any, list[memoryview]]:
+    """Send one request to this executor's node process and wait for the answer."""
+    path = socket_path(executor_pid())
+    for attempt in (1, 2):
+        sock = _connect(path)
+        try:
+            wire.send(sock, request, buffers or [])
+            value, answer = wire.receive(sock)
+        except (OSError, EOFError) as e:
+            sock.close()
+            _connections.pop(path, None)
+            if attempt == 2:
+                raise ClusterError(f"the node process behind {path} went away: {e}") from e
+            continue
+        if isinstance(value, AnabranchError):
+            raise value
+        return value, answer
+    raise AssertionError("unreachable")
+
+
+def executor_pid() -> int:
+    """The JVM this Python worker works for: the nearest ancestor that is a Java process."""
+    pid = os.getpid()
+    while pid > 1:
+        pid = _parent(pid)
+        if (Path("/proc") / str(pid) / "comm").read_text().strip() == "java":
+            return pid
+    raise ClusterError("this task does not run below a Spark executor")
+
+
+def _parent(pid: int) -> int:
+    stat = (Path("/proc") / str(pid) / "stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def socket_path(pid: int) -> Path:
+    """One socket per executor process; the start time tells apart two with the same pid."""
+    stat = (Path("/proc") / str(pid) / "stat").read_text()
+    started = stat.rpartition(")")[2].split()[19]
+    base = Path(tempfile.gettempdir()) / f"anabranch-{os.getuid()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    return base / f"{pid}-{started}.sock"
+
+
+def _connect(path: Path) -> socket.socket:
+    if path in _connections:
+        return _connections[path]
+    lock = path.with_suffix(".lock")
+    with lock.open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # two tasks must not start two processes
+        sock = _try_connect(path)
+        if sock is None:
+            path.unlink(missing_ok=True)
+            _start(path)
+            sock = _wait(path)
+    _connections[path] = sock
+    return sock
+
+
+def _try_connect(path: Path) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _start(path: Path) -> None:
+    """A process of its own session, so that whatever kills this worker leaves it alone."""
+    # One thread each for Polars and Arrow: a node has one core; more would only contend.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "POLARS_MAX_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    log = path.with_suffix(".log").open("wb")
+    subprocess.Popen(
+        [sys.executable, "-m", "anabranch.node.server", str(path), str(executor_pid())],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,
+    )
+    log.close()
+
+
+def _wait(path: Path) -> socket.socket:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        sock = _try_connect(path)
+        if sock is not None:
+            return sock
+        time.sleep(0.01)
+    log = path.with_suffix(".log")
+    detail = log.read_text()[-2000:] if log.exists() else ""
+    raise ClusterError(f"the node process did not start within {START_TIMEOUT_S:.0f} s: {detail}")

@@ -1,0 +1,97 @@
+"""The node process: one per Spark executor, started by its first task, dying with the executor.
+
+State lives here because Spark's Python workers come and go: idle ones end after a minute, a
+cancelled job kills them, an exception replaces them. This process watches the executor's JVM
+through a pidfd and outlives all of that, but not the executor.
+
+    python -m anabranch.node.server SOCKET EXECUTOR_PID
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from anabranch.errors import AnabranchError, InvariantError
+from anabranch.node import wire
+from anabranch.node.host import Host
+from anabranch.node.messages import InstallRequest, PollRequest, WaveRequest
+
+MAX_CONNECTIONS = 64
+
+
+def serve(path: Path, executor_pid: int) -> None:
+    """Accept tasks, one request at a time, until the executor is gone."""
+    watch = os.pidfd_open(executor_pid)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(MAX_CONNECTIONS)
+    host = Host()
+    gc.freeze()  # imports are forever: keep them out of every collection
+    with selectors.DefaultSelector() as selector:
+        selector.register(watch, selectors.EVENT_READ, "executor")
+        selector.register(listener, selectors.EVENT_READ, "listener")
+        while True:
+            for key, _ in selector.select():
+                if key.data == "executor":
+                    path.unlink(missing_ok=True)
+                    os._exit(0)  # at once: the writer thread must not outlive the executor
+                if key.data == "listener":
+                    connection, _ = listener.accept()
+                    selector.register(connection, selectors.EVENT_READ, "task")
+                else:
+                    connection = key.fileobj  # type: ignore[assignment]
+                    if not _answer(connection, host):
+                        selector.unregister(connection)
+                        connection.close()
+
+
+def _answer(connection: socket.socket, host: Host) -> bool:
+    """Serve one request; False when the task has gone."""
+    try:
+        request, buffers = wire.receive(connection)
+    except (EOFError, OSError, pickle.UnpicklingError):
+        return False
+    outgoing: list[Any] = []
+    try:
+        value, outgoing = _dispatch(host, request, buffers)
+    except AnabranchError as e:
+        value = e
+    except Exception as e:
+        value = InvariantError(f"the node process failed: {e!r}\n{traceback.format_exc()}")
+    try:
+        wire.send(connection, value, outgoing)
+    except OSError:
+        return False  # a cancelled task: what was applied is kept, a repeat will find it
+    return True
+
+
+def _dispatch(host: Host, request: Any, buffers: list[memoryview]) -> tuple[Any, list[Any]]:
+    if isinstance(request, WaveRequest):
+        blobs, report = host.wave(request, buffers)
+        shape = [len(b) for b in blobs]
+        return (shape, report), [part for b in blobs for part in b]
+    if isinstance(request, InstallRequest):
+        return host.install(request), []
+    if isinstance(request, PollRequest):
+        return host.poll(request), []
+    raise InvariantError(f"unknown request {type(request).__name__}")
+
+
+def main() -> None:
+    # A terminal's Ctrl-C goes to the whole foreground group; the driver decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Path(sys.argv[1]), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
