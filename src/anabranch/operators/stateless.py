@@ -51,8 +51,9 @@ class Select:
     columns: tuple[str | pl.Expr, ...]
 
     def __init__(self, columns: str | pl.Expr | Sequence[str | pl.Expr]) -> None:
-        one = isinstance(columns, str | pl.Expr)
-        object.__setattr__(self, "columns", (columns,) if one else tuple(columns))
+        if isinstance(columns, str | pl.Expr):
+            columns = (columns,)
+        object.__setattr__(self, "columns", tuple(columns))
 
     @property
     def keeps_columns(self) -> bool:
@@ -71,7 +72,6 @@ class Select:
         table = canonical_table(table)
         if self.keeps_columns:
             return table.select(list(self.columns))
-        # with_columns keeps the row count where a select of literals would give one row
         frame = to_frame(table)
         result = _guarded(lambda: frame.select(self.columns))
         if result.height != frame.height:

@@ -1,0 +1,199 @@
+"""The parts an aggregate is made of: NumPy columns that reduce by an associative operation.
+
+Each part has an identity that stands for "nothing yet", so arrays hold no nulls; whether anything
+was there is a part of its own (`seen`, or a count). The same parts are what `combine` sends, what
+the state keeps and what a checkpoint stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.operators.grouping import Groups, group_rows
+from anabranch.operators.hashing import Hashes
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One column of an aggregate's state."""
+
+    name: str
+    dtype: np.dtype[Any]
+    reduce: np.ufunc
+    identity: Any
+
+    @property
+    def field(self) -> pa.Field:
+        return pa.field(self.name, pa.from_numpy_dtype(self.dtype))
+
+    def per_group(self, values: Values, groups: Groups) -> Values:
+        """Reduce the values of each group's rows, in row order."""
+        if groups.members is None:
+            return values
+        out = np.full(groups.count, self.identity, dtype=self.dtype)
+        if self.dtype == np.bool_:
+            out[groups.members[values]] = True
+        else:
+            self.reduce.at(out, groups.members, values)
+        return out
+
+    def of_table(self, table: pa.Table) -> Values:
+        return plain(table.column(self.name)).astype(self.dtype, copy=False)
+
+
+def rows_part(name: str) -> Part:
+    """Counts rows; `row_counts` gives its values without an array of ones."""
+    return Part(name, np.dtype(np.int64), np.add, 0)
+
+
+def sum_part(name: str, dtype: Any) -> Part:
+    return Part(name, np.dtype(dtype), np.add, 0)
+
+
+def seen_part(name: str) -> Part:
+    return Part(name, np.dtype(np.bool_), np.logical_or, False)
+
+
+def least_part(name: str, dtype: np.dtype[Any]) -> Part:
+    # fmin and fmax ignore NaN beside a number, so NaN can be the identity and all-NaN stays NaN.
+    identity = np.nan if dtype.kind == "f" else np.iinfo(dtype).max
+    return Part(name, dtype, np.fmin, identity)
+
+
+def greatest_part(name: str, dtype: np.dtype[Any]) -> Part:
+    identity = np.nan if dtype.kind == "f" else np.iinfo(dtype).min
+    return Part(name, dtype, np.fmax, identity)
+
+
+def row_counts(groups: Groups) -> Values:
+    if groups.members is None:
+        return np.ones(groups.count, dtype=np.int64)
+    return np.bincount(groups.members, minlength=groups.count)
+
+
+def storage_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """How a number or a time is held in NumPy."""
+    if pa.types.is_temporal(kind):
+        return np.dtype(np.int32 if kind.bit_width == 32 else np.int64)
+    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return dtype
+
+
+def plain(column: pa.ChunkedArray, fill: Any = None) -> Values:
+    """A column as NumPy; times by their integer; nulls replaced by `fill`."""
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if pa.types.is_temporal(array.type):
+        array = array.view(pa.from_numpy_dtype(storage_dtype(array.type)))
+    if array.null_count:
+        array = array.fill_null(pa.scalar(fill, type=array.type))
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def valid(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    if not column.null_count:
+        return np.ones(len(column), dtype=np.bool_)
+    return np.asarray(column.is_valid().to_numpy())
+
+
+def with_nulls(values: Values, present: npt.NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
+    array = pa.array(values, mask=None if present.all() else ~present)
+    return array.view(kind) if pa.types.is_temporal(kind) else array.cast(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A computed change of one table: values for slots it has, and keys it does not have."""
+
+    slots: Slots
+    values: Columns
+    first: Hashes
+    second: Hashes
+    rows: pa.Table
+    new_values: Columns
+
+    def apply(self, table: KeyedTable, dirty: bool = True) -> None:
+        table.write(self.slots, self.values, dirty)  # before add, which may move slots
+        if len(self.first):
+            table.add(self.first, self.second, self.rows, self.new_values, dirty)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Distinct keys of a slice in order of first appearance, with their new values."""
+
+    keys: pa.Table
+    values: Columns
+    update: Update
+
+
+def merge(
+    table: KeyedTable,
+    parts: Sequence[Part],
+    hashes: tuple[Hashes, Hashes],
+    keys: pa.Table,
+    arriving: Columns,
+) -> Merged:
+    """Reduce arriving parts by key and onto what the table holds; the table is only read."""
+    groups = group_rows(*hashes)
+    if groups.members is not None:
+        hashes = (hashes[0][groups.firsts], hashes[1][groups.firsts])
+        keys = keys.take(pa.array(groups.firsts))
+        arriving = {part.name: part.per_group(arriving[part.name], groups) for part in parts}
+    slots = table.find(*hashes)
+    known = slots != ABSENT
+    held = slots[known]
+    if not len(held):
+        none = {part.name: arriving[part.name][:0] for part in parts}
+        return Merged(keys, arriving, Update(held, none, *hashes, keys, arriving))
+    old = table.values(held)
+    values, written, added = {}, {}, {}
+    new = ~known
+    for part in parts:
+        column = arriving[part.name]
+        written[part.name] = part.reduce(old[part.name], column[known])
+        added[part.name] = column[new]
+        whole = column.copy()
+        whole[known] = written[part.name]
+        values[part.name] = whole
+    rows = keys.take(pa.array(np.flatnonzero(new)))
+    update = Update(held, written, hashes[0][new], hashes[1][new], rows, added)
+    return Merged(keys, values, update)
+
+
+def load_rows(
+    table: KeyedTable,
+    parts: Sequence[Part],
+    hashes: tuple[Hashes, Hashes],
+    rows: pa.Table,
+    values: pa.Table,
+    deleted: npt.NDArray[np.bool_],
+) -> None:
+    """Upsert sealed rows: tombstones first, since a key may be deleted and come back later in
+    the same table."""
+    if deleted.any():
+        gone = table.find(hashes[0][deleted], hashes[1][deleted])
+        table.delete(np.unique(gone[gone != ABSENT]), dirty=False)
+        kept = np.flatnonzero(~deleted)
+        hashes = (hashes[0][kept], hashes[1][kept])
+        rows, values = rows.take(pa.array(kept)), values.take(pa.array(kept))
+    arriving = {part.name: part.of_table(values) for part in parts}
+    slots = table.find(*hashes)
+    known, new = slots != ABSENT, slots == ABSENT
+    update = Update(
+        slots[known],
+        {name: column[known] for name, column in arriving.items()},
+        hashes[0][new],
+        hashes[1][new],
+        rows.take(pa.array(np.flatnonzero(new))),
+        {name: column[new] for name, column in arriving.items()},
+    )
+    update.apply(table, dirty=False)

@@ -1,0 +1,261 @@
+"""Keyed state: 128-bit identity of a key → slot, and the columns of every slot.
+
+An open-addressing index with linear probing, held in NumPy and probed for whole batches. Slots are
+numbered in order of insertion and keep that order through compaction, `export` and `load`, so what
+is emitted in slot order is the same before and after a recovery. Everything a slice does costs
+O(rows of the slice); only growth (amortised), compaction and moves of key groups look at all slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.operators.base import DELETED, GROUP
+from anabranch.operators.hashing import Hashes, groups_of
+
+Slots = npt.NDArray[np.int64]
+Columns = dict[str, npt.NDArray[Any]]
+
+ABSENT = -1
+_MIN_SLOTS = 64
+_CHUNK_ROWS = 1 << 17  # rows of a finished chunk of the row log
+
+
+class RowLog:
+    """Arrow rows in slot order. Neighbouring small chunks are merged, so that there are few, and
+    a full one is never copied again."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._chunks: list[pa.Table] = []
+        self._starts: list[int] = []
+        self._rows = 0
+
+    def append(self, rows: pa.Table) -> None:
+        start, end = self._rows, self._rows + rows.num_rows
+        # A second chunk makes combine_chunks copy: a state must not keep a whole packet alive.
+        rows = pa.concat_tables([self.schema.empty_table(), rows])
+        while self._chunks and _worth_merging(self._chunks[-1].num_rows, rows.num_rows):
+            rows = pa.concat_tables([self._chunks.pop(), rows])
+            start = self._starts.pop()
+        self._chunks.append(rows.combine_chunks())
+        self._starts.append(start)
+        self._rows = end
+
+    def take(self, slots: Slots) -> pa.Table:
+        order = None
+        if len(slots) > 1 and np.any(slots[1:] < slots[:-1]):
+            order = np.argsort(slots, kind="stable")
+            slots = slots[order]
+        bounds = np.searchsorted(slots, np.array([*self._starts, self._rows], dtype=np.int64))
+        parts = [self.schema.empty_table()]
+        for chunk, start, low, high in zip(
+            self._chunks, self._starts, bounds[:-1], bounds[1:], strict=True
+        ):
+            if low < high:
+                parts.append(chunk.take(pa.array(slots[low:high] - start)))
+        taken = pa.concat_tables(parts)
+        if order is None:
+            return taken
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return taken.combine_chunks().take(pa.array(back))
+
+    @property
+    def nbytes(self) -> int:
+        return int(sum(chunk.nbytes for chunk in self._chunks))
+
+
+def _worth_merging(last: int, new: int) -> bool:
+    return last <= 2 * new and last + new <= _CHUNK_ROWS
+
+
+class KeyedTable:
+    """One row (Arrow, written once) and mutable value columns (NumPy) per key."""
+
+    def __init__(
+        self, row_schema: pa.Schema, values: Mapping[str, np.dtype[Any]], key_groups: int
+    ) -> None:
+        self._key_groups = key_groups
+        self._dtypes = dict(values)
+        self._log = RowLog(row_schema)
+        self._slots = 0  # used, dead ones included
+        self._dead = 0
+        self._index = np.full(4 * _MIN_SLOTS, ABSENT, dtype=np.int32)
+        self._first: Hashes = np.empty(_MIN_SLOTS, dtype=np.uint64)
+        self._second: Hashes = np.empty(_MIN_SLOTS, dtype=np.uint64)
+        self._alive = np.zeros(_MIN_SLOTS, dtype=np.bool_)
+        self._dirty = np.zeros(_MIN_SLOTS, dtype=np.bool_)
+        self._values: Columns = {
+            name: np.empty(_MIN_SLOTS, dtype=dtype) for name, dtype in values.items()
+        }
+
+    def __len__(self) -> int:
+        return self._slots - self._dead
+
+    def find(self, first: Hashes, second: Hashes) -> Slots:
+        """The slot of every key, ABSENT where there is none. Duplicates are allowed."""
+        found = np.full(len(first), ABSENT, dtype=np.int64)
+        if not len(self):
+            return found
+        mask = np.uint64(len(self._index) - 1)
+        place = (first & mask).astype(np.int64)
+        rows = np.arange(len(first))
+        while len(rows):
+            slot = self._index[place]
+            used = slot != ABSENT
+            if not used.all():
+                rows, place, slot = rows[used], place[used], slot[used]
+            same = self._first[slot] == first[rows]
+            same &= self._second[slot] == second[rows]
+            if self._dead:
+                same &= self._alive[slot]
+            found[rows[same]] = slot[same]
+            other = ~same
+            rows, place = rows[other], place[other] + 1
+            place &= np.int64(mask)
+        return found
+
+    def add(
+        self, first: Hashes, second: Hashes, rows: pa.Table, values: Columns, dirty: bool = True
+    ) -> Slots:
+        """Append keys that are distinct and absent; slots known before may move (compaction)."""
+        if self._dead > len(self):
+            self._keep(np.flatnonzero(self._alive[: self._slots]))
+        start, end = self._slots, self._slots + len(first)
+        self._reserve(end)
+        self._log.append(rows)
+        self._first[start:end] = first
+        self._second[start:end] = second
+        self._alive[start:end] = True
+        self._dirty[start:end] = dirty
+        for name, column in values.items():
+            self._values[name][start:end] = column
+        self._slots = end
+        slots = np.arange(start, end)
+        self._link(slots)
+        return slots
+
+    def write(self, slots: Slots, values: Columns, dirty: bool = True) -> None:
+        for name, column in values.items():
+            self._values[name][slots] = column
+        if dirty:
+            self._dirty[slots] = True
+
+    def delete(self, slots: Slots, dirty: bool = True) -> None:
+        """Free slots; a key that comes back gets a new slot at the end."""
+        self._alive[slots] = False
+        self._dirty[slots] = dirty
+        self._dead += len(slots)
+
+    def values(self, slots: Slots) -> Columns:
+        return {name: column[slots] for name, column in self._values.items()}
+
+    def rows(self, slots: Slots) -> pa.Table:
+        return self._log.take(slots)
+
+    def hashes(self, slots: Slots) -> tuple[Hashes, Hashes]:
+        return self._first[slots], self._second[slots]
+
+    def live_slots(self, groups: Iterable[int] | None = None) -> Slots:
+        alive = self._alive[: self._slots]
+        if groups is not None:
+            alive = alive & self._in_groups(groups)
+        return np.flatnonzero(alive)
+
+    def take_dirty(self) -> Slots:
+        """Slots written or deleted since the last call."""
+        slots = np.flatnonzero(self._dirty[: self._slots])
+        self._dirty[slots] = False
+        return slots
+
+    def drop(self, groups: Iterable[int]) -> None:
+        kept = ~self._in_groups(groups)
+        if not kept.all():
+            self._keep(np.flatnonzero(kept))
+
+    def export(self, slots: Slots) -> pa.Table:
+        """`GROUP`, `DELETED`, the rows, the values."""
+        marks = {
+            GROUP: pa.array(groups_of(self._first[slots], self._key_groups)),
+            DELETED: pa.array(~self._alive[slots]),
+        }
+        values = {name: pa.array(column) for name, column in self.values(slots).items()}
+        rows = self.rows(slots)
+        kept = {name: rows.column(name) for name in rows.schema.names}
+        return pa.table({**marks, **kept, **values})
+
+    @property
+    def nbytes(self) -> int:
+        arrays: list[npt.NDArray[Any]] = [
+            self._index,
+            self._first,
+            self._second,
+            self._alive,
+            self._dirty,
+        ]
+        return sum(array.nbytes for array in [*arrays, *self._values.values()]) + self._log.nbytes
+
+    def _in_groups(self, groups: Iterable[int]) -> npt.NDArray[np.bool_]:
+        wanted = np.zeros(self._key_groups, dtype=np.bool_)
+        wanted[list(groups)] = True
+        return wanted[groups_of(self._first[: self._slots], self._key_groups)]
+
+    def _keep(self, slots: Slots) -> None:
+        """Compact to these slots, in their order."""
+        log = RowLog(self._log.schema)
+        log.append(self._log.take(slots))
+        self._log = log
+        size = max(_MIN_SLOTS, len(slots))
+        self._resize(size, slots)
+        self._slots = len(slots)
+        self._dead = len(slots) - int(np.count_nonzero(self._alive[: len(slots)]))
+        self._reindex()
+
+    def _reserve(self, slots: int) -> None:
+        if slots > len(self._first):
+            self._resize(max(slots, 2 * len(self._first)), slice(0, self._slots))
+        if 2 * slots > len(self._index):
+            self._index = np.full(_index_size(slots), ABSENT, dtype=np.int32)
+            self._link(np.arange(self._slots))
+
+    def _resize(self, size: int, kept: Slots | slice) -> None:
+        self._first = _resized(self._first, size, kept)
+        self._second = _resized(self._second, size, kept)
+        self._alive = _resized(self._alive, size, kept)
+        self._dirty = _resized(self._dirty, size, kept)
+        self._values = {n: _resized(column, size, kept) for n, column in self._values.items()}
+
+    def _reindex(self) -> None:
+        self._index = np.full(_index_size(self._slots), ABSENT, dtype=np.int32)
+        self._link(np.arange(self._slots))
+
+    def _link(self, slots: Slots) -> None:
+        """Enter slots into the index: all claim a free place at once, who is overwritten goes on
+        to the next place."""
+        mask = np.int64(len(self._index) - 1)
+        slot = slots.astype(np.int32)
+        place = (self._first[slots] & np.uint64(mask)).astype(np.int64)
+        while len(slot):
+            free = self._index[place] == ABSENT
+            self._index[place[free]] = slot[free]
+            lost = self._index[place] != slot
+            slot, place = slot[lost], place[lost] + 1
+            place &= mask
+
+
+def _index_size(slots: int) -> int:
+    """A power of two that leaves the index at most half full after the table has doubled."""
+    return 1 << max(4 * _MIN_SLOTS, 4 * slots - 1).bit_length()
+
+
+def _resized(column: npt.NDArray[Any], size: int, kept: Slots | slice) -> npt.NDArray[Any]:
+    grown = np.empty(size, dtype=column.dtype)
+    part = column[kept]
+    grown[: len(part)] = part
+    return grown
