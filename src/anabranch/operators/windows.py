@@ -1,0 +1,367 @@
+"""Event-time windows: aggregates per key and window, emitted once, when the window closes.
+
+Windows are aligned to the epoch. State is kept by pane, the longest span that every window holds
+whole (the window itself when tumbling): a row is stored once however many windows overlap, and a
+window is the merge of its panes. Each pane is a table of its own, so closing drops it whole.
+
+A window is closed when its end plus the lateness is at or below the watermark. Rows of a slice meet
+the windows the watermark leaves open; then the windows it closes are emitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.errors import ConfigError, OperatorError, TopologyError
+from anabranch.model.duration import microseconds, parse_duration
+from anabranch.operators.accumulators import Update, load_rows, merge, plain, row_counts
+from anabranch.operators.aggregates import (
+    Aggregate,
+    AggregatePlan,
+    Count,
+    check_names,
+    with_columns,
+)
+from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
+from anabranch.operators.canonical import canonical_table, canonical_type, require_column
+from anabranch.operators.grouping import group_rows
+from anabranch.operators.hashing import hash_keys
+from anabranch.operators.keyed_table import Columns, KeyedTable
+
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+PANE = "_pane"  # int64, start of the pane in microseconds
+ROWS = "_rows"  # int64, input rows behind a combined row, to count the late ones
+CLOSED_US = b"anabranch.closed_us"  # schema metadata: the watermark windows were closed up to
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Windows [n·slide, n·slide + size), in microseconds."""
+
+    size_us: int
+    slide_us: int
+
+    @property
+    def pane_us(self) -> int:
+        return math.gcd(self.size_us, self.slide_us)
+
+    def starts_of(self, pane: int) -> range:
+        """Starts of the windows that hold a pane."""
+        last = self.last_start(pane)
+        first = (pane - self.size_us) // self.slide_us * self.slide_us + self.slide_us
+        return range(first, last + 1, self.slide_us)
+
+    def last_start(self, pane: int) -> int:
+        return pane // self.slide_us * self.slide_us
+
+
+def tumbling(size: str | timedelta) -> Window:
+    """Windows that follow each other."""
+    return hopping(size, size)
+
+
+def hopping(size: str | timedelta, slide: str | timedelta) -> Window:
+    """Windows of one size, a new one every slide."""
+    size_us, slide_us = (microseconds(parse_duration(d)) for d in (size, slide))
+    if not 0 < slide_us <= size_us:
+        raise ConfigError(
+            f"a window of size {size} with slide {slide}: both must be positive and the slide at "
+            "most the size, or rows would fall between windows",
+            size=str(size),
+            slide=str(slide),
+        )
+    return Window(size_us, slide_us)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowChange:
+    updates: tuple[tuple[int, Update], ...]
+    closed_us: int | None
+
+
+class WindowState:
+    """One table per open pane."""
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        window: Window,
+        lateness_us: int,
+        time_type: pa.DataType,
+        key_groups: int,
+    ) -> None:
+        self.plan = plan
+        self.time_type = time_type
+        self.panes: dict[int, KeyedTable] = {}
+        self.closed_us: int | None = None
+        self._window = window
+        self._lateness_us = lateness_us
+        self._key_groups = key_groups
+        self.empty = plan.new_table(key_groups)
+
+    def pane(self, pane: int) -> KeyedTable:
+        """To read: an empty table for a pane that has no rows."""
+        return self.panes.get(pane, self.empty)
+
+    def install(self, change: WindowChange) -> None:
+        for pane, update in change.updates:
+            update.apply(self._writable(pane))
+        self._close(change.closed_us)
+
+    def seal(self) -> pa.Table:
+        return self._sealed([(pane, t.export(t.take_dirty())) for pane, t in self._ordered()])
+
+    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
+        wanted = None if groups is None else list(groups)
+        exports = [(pane, t.export(t.live_slots(wanted))) for pane, t in self._ordered()]
+        return self._sealed(exports)
+
+    def load(self, table: pa.Table) -> None:
+        closed = (table.schema.metadata or {}).get(CLOSED_US)
+        keys = canonical_table(table.select(self.plan.keys.names))
+        first, second = hash_keys(keys, keys.schema.names)
+        deleted = np.asarray(table.column(DELETED))
+        for pane, rows in rows_by_pane(plain(table.column(PANE))):
+            load_rows(
+                self._writable(pane),
+                self.plan.parts,
+                (first[rows], second[rows]),
+                pick(keys, rows),
+                pick(table, rows),
+                deleted[rows],
+            )
+        self._close(None if closed is None else int(closed))
+
+    def drop(self, groups: Iterable[int]) -> None:
+        gone = list(groups)
+        for pane, table in self._ordered():
+            table.drop(gone)
+            if not len(table):
+                del self.panes[pane]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(table) for table in self.panes.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self.panes.values())
+
+    def closing(self, watermark_us: int | None) -> list[int]:
+        """Starts of windows that hold rows and that this watermark closes."""
+        if watermark_us is None:
+            return []
+        starts = {s for pane in self.panes for s in self._window.starts_of(pane)}
+        due = (s for s in starts if self.deadline(s) <= watermark_us)
+        return sorted(s for s in due if self.closed_us is None or self.deadline(s) > self.closed_us)
+
+    def deadline(self, start: int) -> int:
+        return start + self._window.size_us + self._lateness_us
+
+    def _writable(self, pane: int) -> KeyedTable:
+        if pane not in self.panes:
+            self.panes[pane] = self.plan.new_table(self._key_groups)
+        return self.panes[pane]
+
+    def _close(self, watermark_us: int | None) -> None:
+        self.closed_us = latest(self.closed_us, watermark_us)
+        if self.closed_us is None:
+            return
+        for pane in list(self.panes):
+            if self.deadline(self._window.last_start(pane)) <= self.closed_us:
+                del self.panes[pane]
+
+    def _ordered(self) -> list[tuple[int, KeyedTable]]:
+        return sorted(self.panes.items())
+
+    def _sealed(self, exports: list[tuple[int, pa.Table]]) -> pa.Table:
+        tables = [self.empty.export(np.empty(0, dtype=np.int64))]
+        panes = [np.empty(0, dtype=np.int64)]
+        for pane, table in exports:
+            tables.append(table)
+            panes.append(np.full(table.num_rows, pane))
+        whole = with_columns(pa.concat_tables(tables), {PANE: pa.array(np.concatenate(panes))})
+        if self.closed_us is None:
+            return whole
+        return whole.replace_schema_metadata({CLOSED_US: str(self.closed_us).encode()})
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedAggregate:
+    """Aggregates per key and window: keys, window_start, window_end, aggregates. Windows come in
+    order of their start, the rows of one in order of first arrival (by pane, when hopping)."""
+
+    keys: tuple[str, ...]
+    time: str
+    window: Window
+    aggregates: Mapping[str, Aggregate]
+    lateness: timedelta = timedelta(0)
+
+    def output_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        check_names([*self.keys, WINDOW_START, WINDOW_END, *self.aggregates])
+        plan, kind = self._plan(schemas[0]), self._time_type(schemas[0])
+        bounds = [pa.field(WINDOW_START, kind), pa.field(WINDOW_END, kind)]
+        return pa.schema([*plan.keys, *bounds, *plan.result_fields])
+
+    def state_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        plan = self._plan(schemas[0])
+        marks = [pa.field(GROUP, pa.uint16()), pa.field(DELETED, pa.bool_())]
+        return pa.schema([*marks, *plan.keys, *plan.fields, pa.field(PANE, pa.int64())])
+
+    def new_state(self, key_groups: int, *schemas: pa.Schema) -> WindowState:
+        lateness_us = microseconds(self.lateness)
+        plan, kind = self._plan(schemas[0]), self._time_type(schemas[0])
+        return WindowState(plan, self.window, lateness_us, kind, key_groups)
+
+    def combine(self, port: int, table: pa.Table) -> pa.Table:
+        """One row per key and pane."""
+        table = canonical_table(table)
+        plan = self._plan(table.schema)
+        keys = table.select(self.keys)
+        panes = self._panes(table)
+        if len(panes) and panes.min() == panes.max():
+            hashes = hash_keys(keys, self.keys)  # one pane, the usual case: nothing to tell apart
+        else:
+            hashes = hash_keys(with_columns(keys, {PANE: pa.array(panes)}), (*self.keys, PANE))
+        groups = group_rows(*hashes)
+        if groups.members is not None:
+            keys = keys.take(pa.array(groups.firsts))
+        parts = plan.reduce(table, groups)
+        extra = {PANE: panes[groups.firsts]}
+        if self._rows_column() == ROWS:
+            extra[ROWS] = row_counts(groups)
+        return with_columns(keys, {**parts, **extra})
+
+    def compute(
+        self, state: WindowState, inputs: tuple[pa.Table, ...], time: SliceTime
+    ) -> Computed:
+        watermark = latest(state.closed_us, time.watermark_us)
+        updates, late = self._updates(state, inputs[0], watermark)
+        output = self._emit(state, state.closing(watermark))
+        return Computed(output, WindowChange(updates, watermark), late)
+
+    def _updates(
+        self, state: WindowState, table: pa.Table, watermark: int | None
+    ) -> tuple[tuple[tuple[int, Update], ...], int]:
+        """The change of every pane that is still in an open window, and the rows lost."""
+        keys = canonical_table(table.select(self.keys))
+        first, second = hash_keys(keys, self.keys)
+        counts = plain(table.column(self._rows_column()))
+        arriving = state.plan.of_combined(table)
+        updates, late = [], 0
+        for pane, rows in rows_by_pane(plain(table.column(PANE))):
+            starts = self.window.starts_of(pane)
+            lost = [s for s in starts if watermark is not None and state.deadline(s) <= watermark]
+            late += len(lost) * int(counts[rows].sum())
+            if len(lost) == len(starts):
+                continue
+            merged = merge(
+                state.pane(pane),
+                state.plan.parts,
+                (first[rows], second[rows]),
+                pick(keys, rows),
+                {name: column[rows] for name, column in arriving.items()},
+            )
+            updates.append((pane, merged.update))
+        return tuple(updates), late
+
+    def _emit(self, state: WindowState, starts: list[int]) -> pa.Table:
+        kind = state.time_type
+        bounds = [pa.field(WINDOW_START, kind), pa.field(WINDOW_END, kind)]
+        schema = pa.schema([*state.plan.keys, *bounds, *state.plan.result_fields])
+        tables = [schema.empty_table()]
+        for start in starts:
+            panes = range(start, start + self.window.size_us, self.window.pane_us)
+            held = [state.panes[pane] for pane in panes if pane in state.panes]
+            keys, values = _merged_panes(state, held)
+            columns = {
+                WINDOW_START: pa.repeat(pa.scalar(start, kind), keys.num_rows),
+                WINDOW_END: pa.repeat(pa.scalar(start + self.window.size_us, kind), keys.num_rows),
+                **state.plan.results(values),
+            }
+            tables.append(with_columns(keys, columns))
+        return pa.concat_tables(tables)
+
+    def _panes(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        column = table.column(self.time)
+        if column.null_count:
+            raise OperatorError(
+                f"column {self.time!r} holds event times, and {column.null_count} of "
+                f"{len(column)} rows have none; filter rows without a time out before the window",
+                column=self.time,
+                rows=column.null_count,
+            )
+        panes: npt.NDArray[np.int64] = plain(column) // self.window.pane_us * self.window.pane_us
+        return panes
+
+    def _rows_column(self) -> str:
+        """The combined column that counts rows: a count() among the aggregates serves."""
+        counts = (f"{n}.rows" for n, spec in self.aggregates.items() if spec == Count())
+        return next(counts, ROWS)
+
+    def _plan(self, schema: pa.Schema) -> AggregatePlan:
+        return AggregatePlan.bind(self.keys, self.aggregates, schema)
+
+    def _time_type(self, schema: pa.Schema) -> pa.DataType:
+        kind = canonical_type(require_column(schema, self.time, "the window's event time"))
+        if not pa.types.is_timestamp(kind):
+            raise TopologyError(
+                f"column {self.time!r} has type {kind}; the event time of a window must be a "
+                "timestamp, so cast it first",
+                column=self.time,
+            )
+        return kind
+
+
+Picked = npt.NDArray[np.int64] | slice
+
+
+def rows_by_pane(panes: npt.NDArray[np.int64]) -> Iterator[tuple[int, Picked]]:
+    """Every pane with its rows, in row order; all rows as a slice when there is one pane."""
+    if not len(panes):
+        return
+    if panes.min() == panes.max():
+        yield int(panes[0]), slice(None)
+        return
+    order = np.argsort(panes, kind="stable")
+    ordered = panes[order]
+    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for rows in np.split(order, cuts):
+        yield int(panes[rows[0]]), rows
+
+
+def pick(table: pa.Table, rows: Picked) -> pa.Table:
+    return table if isinstance(rows, slice) else table.take(pa.array(rows))
+
+
+def latest(one: int | None, other: int | None) -> int | None:
+    """The later of two watermarks: a watermark never goes back."""
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
+
+
+def _merged_panes(state: WindowState, tables: list[KeyedTable]) -> tuple[pa.Table, Columns]:
+    """Keys and values of a window from its panes, in pane and slot order."""
+    slots = [table.live_slots() for table in tables]
+    if len(tables) == 1:
+        return tables[0].rows(slots[0]), tables[0].values(slots[0])
+    held = list(zip(tables, slots, strict=True))
+    hashes = [table.hashes(at) for table, at in held]
+    values = [table.values(at) for table, at in held]
+    merged = merge(
+        state.empty,
+        state.plan.parts,
+        (np.concatenate([h[0] for h in hashes]), np.concatenate([h[1] for h in hashes])),
+        pa.concat_tables([table.rows(at) for table, at in held]),
+        {part.name: np.concatenate([v[part.name] for v in values]) for part in state.plan.parts},
+    )
+    return merged.keys, merged.values
