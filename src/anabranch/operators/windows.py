@@ -129,7 +129,7 @@ class WindowState:
         keys = canonical_table(table.select(self.plan.keys.names))
         first, second = hash_keys(keys, keys.schema.names)
         deleted = np.asarray(table.column(DELETED))
-        for pane, rows in rows_by_pane(plain(table.column(PANE))):
+        for pane, rows in rows_by_value(plain(table.column(PANE))):
             load_rows(
                 self._writable(pane),
                 self.plan.parts,
@@ -257,7 +257,7 @@ class WindowedAggregate:
         counts = plain(table.column(self._rows_column()))
         arriving = state.plan.of_combined(table)
         updates, late = [], 0
-        for pane, rows in rows_by_pane(plain(table.column(PANE))):
+        for pane, rows in rows_by_value(plain(table.column(PANE))):
             starts = self.window.starts_of(pane)
             lost = [s for s in starts if watermark is not None and state.deadline(s) <= watermark]
             late += len(lost) * int(counts[rows].sum())
@@ -324,18 +324,18 @@ class WindowedAggregate:
 Picked = npt.NDArray[np.int64] | slice
 
 
-def rows_by_pane(panes: npt.NDArray[np.int64]) -> Iterator[tuple[int, Picked]]:
-    """Every pane with its rows, in row order; all rows as a slice when there is one pane."""
-    if not len(panes):
+def rows_by_value(values: npt.NDArray[np.int64]) -> Iterator[tuple[int, Picked]]:
+    """Every value with its rows, ascending, rows in order; a slice when there is one value."""
+    if not len(values):
         return
-    if panes.min() == panes.max():
-        yield int(panes[0]), slice(None)
+    if values.min() == values.max():
+        yield int(values[0]), slice(None)
         return
-    order = np.argsort(panes, kind="stable")
-    ordered = panes[order]
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
     cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
     for rows in np.split(order, cuts):
-        yield int(panes[rows[0]]), rows
+        yield int(values[rows[0]]), rows
 
 
 def pick(table: pa.Table, rows: Picked) -> pa.Table:
