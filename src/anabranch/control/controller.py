@@ -72,7 +72,9 @@ class Past:
     last: SliceRecord | None = None  # the newest slice at or before the cut
     slices: tuple[SliceRecord, ...] = ()  # after the cut, in order
     epochs: MappingOf[PartitionId, int] = field(default_factory=dict)
-    groups: MappingOf[str, tuple[int, ...]] | None = None
+    groups: MappingOf[str, tuple[int, ...]] = field(default_factory=dict)  # of the cut
+    parallelism: MappingOf[str, int] = field(default_factory=dict)  # declared, at the cut
+    rescaled: frozenset[str] = frozenset()  # chains whose declared parallelism is another now
     mapping_version: int = 0
     generation: int = 0  # of the driver that wrote the journal last
 
@@ -118,6 +120,11 @@ class Controller:
     def watermark_us(self) -> int | None:
         return self._watermark.watermark_us
 
+    @property
+    def previous_cut(self) -> Cut | None:
+        """The cut before the newest: what a restart falls back on."""
+        return self._checkpoints.previous
+
     def handle(self, event: Event) -> list[Command]:
         """One event in, the commands it causes out."""
         if self.phase is Phase.ENDED:
@@ -149,10 +156,20 @@ class Controller:
         self.mapping = place(self._plan, nodes, past.mapping_version + 1, past.epochs, past.groups)
         start = past.cut.slice + 1 if past.cut else 1
         self.frontier = dict.fromkeys(self.mapping.owners, start)
-        files = past.cut.files if past.cut else {}
-        restore = {p: tuple(files.get(partition_key(p), ())) for p in self.mapping.owners}
+        restore = {p: self._files_of(p) for p in self.mapping.owners}
         self.phase = Phase.INSTALLING
         return [InstallPartitions(self.mapping, restore, start)]
+
+    def _files_of(self, partition: PartitionId) -> tuple[str, ...]:
+        """The checkpoint files with this partition's key groups, each old partition's in order."""
+        assert self.mapping is not None
+        cut, old = self._past.cut, self._past.groups.get(partition.chain)
+        if cut is None or old is None:
+            return ()
+        mine = self.mapping.groups[partition.chain]
+        owners = sorted({o for o, m in zip(old, mine, strict=True) if m == partition.index})
+        keys = [partition_key(PartitionId(partition.chain, o)) for o in owners]
+        return tuple(f for k in keys for f in cut.files.get(k, ()))
 
     def _on_installed(self, event: PartitionsInstalled) -> list[Command]:
         self._to_replay = list(self._past.slices)

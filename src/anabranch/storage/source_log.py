@@ -3,8 +3,8 @@
 A task logs the tables its chain sends on (after its stateless operators and the pre-combine),
 per edge and per sink, not the raw rows: that is what a replay needs, it is often far smaller, and
 it stays right when the code of a stateless operator changes. The file of (slice, task) is written
-before any node sees the rows and never again: the first complete one is the truth, also for a
-retried task.
+before any node sees the rows: the first complete one is the truth, also for a retried task. Paths
+name the driver's generation, so that a task left over from a killed driver cannot touch them.
 
     ANBRLOG1 | header length (8 bytes) | header JSON | sections (Arrow IPC)
 """
@@ -27,12 +27,12 @@ from anabranch.storage.files import explained, write_atomic
 MAGIC = b"ANBRLOG1"
 
 
-def slice_directory(root: Path, slice_no: int) -> Path:
-    return root / "source-log" / f"{slice_no:012d}"
+def slice_directory(root: Path, slice_no: int, run: int) -> Path:
+    return root / "source-log" / f"{slice_no:012d}-{run}"
 
 
-def log_path(root: Path, slice_no: int, task: int) -> Path:
-    return slice_directory(root, slice_no) / f"{task:05d}.log"
+def log_path(root: Path, slice_no: int, run: int, task: int) -> Path:
+    return slice_directory(root, slice_no, run) / f"{task:05d}.log"
 
 
 def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> int:
@@ -47,7 +47,7 @@ def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, An
             ],
         }
     ).encode()
-    return write_atomic(path, [MAGIC, len(header).to_bytes(8, "big"), header, *buffers])
+    return write_atomic(path, [MAGIC, len(header).to_bytes(8, "big"), header, *buffers], sync=True)
 
 
 def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
@@ -73,16 +73,12 @@ def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
     return tables, header["facts"]
 
 
-def discard_slice(root: Path, slice_no: int) -> None:
-    """Forget a slice that never happened, before it is read anew."""
-    shutil.rmtree(slice_directory(root, slice_no), ignore_errors=True)
-
-
 def trim(root: Path, below: int) -> None:
     """Delete the log of slices that no restart replays."""
     base = root / "source-log"
     if not base.exists():
         return
     for entry in base.iterdir():
-        if entry.name.isdigit() and int(entry.name) < below:
+        number = entry.name.partition("-")[0]
+        if number.isdigit() and int(number) < below:
             shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,351 @@
+"""What a user writes: a lazy topology of named operators, then one `run` or `start`.
+
+    topology = Topology("word_count")
+    words = topology.source("lines", read_lines).flat_map("split", split_words)
+    words.key_by("word").aggregate("count", n=count()).to("out", Parquet("counts"))
+    topology.run(spark, checkpoint="checkpoints/word_count")
+
+Nothing runs, and Spark is not needed, until `start` or `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anabranch.errors import AnabranchError, ConfigError, TopologyError
+from anabranch.model.duration import microseconds, parse_duration
+from anabranch.model.plan import Plan, compile_plan
+from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
+from anabranch.model.topology import Topology as Graph
+from anabranch.operators.aggregates import Aggregate, KeyedAggregate
+try:
+    from anabranch.operators.join import WindowJoin
+except ImportError: WindowJoin = None
+from anabranch.operators.stateless import Filter, FlatMap, Map, Select
+from anabranch.operators.windows import Window, WindowedAggregate
+from anabranch.storage.sinks import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from anabranch.spark.driver import JobDriver
+    from anabranch.spark.progress import Progress
+
+Duration = str | timedelta
+DEFAULT_PARALLELISM = 2
+
+
+class Topology:
+    """A DAG under construction. `parallelism` is that of operators which do not name their own."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        key_groups: int = DEFAULT_KEY_GROUPS,
+        parallelism: int = DEFAULT_PARALLELISM,
+    ) -> None:
+        self.name = name
+        self._key_groups = key_groups
+        self._parallelism = parallelism
+        self._operators: list[Operator] = []
+        self._sources: dict[str, Any] = {}
+        self._event_times: dict[str, str] = {}
+        self._delays: dict[str, int] = {}
+        self._sinks: dict[str, Sink] = {}
+
+    def source(
+        self, name: str, data: Any, *, time: str | None = None, watermark: Duration = "0s"
+    ) -> Stream:
+        """A Spark streaming DataFrame, or a function from the session to one.
+
+        `time` names its event-time column; rows may come up to `watermark` late.
+        """
+        self._add(Operator(name, Kind.SOURCE))
+        self._sources[name] = data
+        if time is not None:
+            self._event_times[name] = time
+            self._delays[name] = microseconds(parse_duration(watermark))
+        return Stream(self, (name,))
+
+    def plan(self) -> Plan:
+        """Check the topology and compile it to chains and waves."""
+        return compile_plan(Graph.checked(self.name, self._operators, self._key_groups))
+
+    def start(
+        self,
+        spark: SparkSession,
+        *,
+        checkpoint: str | Path,
+        slice: Duration = "1s",
+        checkpoint_interval: Duration = "10s",
+        max_rows_per_slice: int | None = None,
+        available_now: bool = False,
+    ) -> Job:
+        """Start the job and return a handle to it.
+
+        `checkpoint` is a directory that the driver and all nodes can reach; started again with
+        the same one, the job goes on where it was. `available_now` ends the job when all data
+        that is there now has been processed.
+        """
+        from anabranch.spark.driver import JobDriver, JobParts, RunConfig
+
+        if max_rows_per_slice is not None and max_rows_per_slice < 1:
+            raise ConfigError(
+                f"max_rows_per_slice is {max_rows_per_slice}; give at least 1, or None for no limit"
+            )
+        parts = JobParts(
+            plan=self.plan(),
+            sources=self._sources,
+            event_times=self._event_times,
+            watermark_delays_us=self._delays,
+            sinks=self._sinks,
+        )
+        config = RunConfig(
+            checkpoint=Path(checkpoint),
+            slice_interval_ms=_positive_ms("slice", slice),
+            checkpoint_interval_ms=_positive_ms("checkpoint_interval", checkpoint_interval),
+            max_rows_per_slice=max_rows_per_slice,
+            available_now=available_now,
+        )
+        driver = JobDriver(spark, parts, config)
+        driver.start()
+        return Job(driver)
+
+    def run(self, spark: SparkSession, *, checkpoint: str | Path, **options: Any) -> Job:
+        """`start`, then wait for the end; raises what ended the job. Options as for `start`."""
+        job = self.start(spark, checkpoint=checkpoint, **options)
+        try:
+            job.await_termination()
+        except KeyboardInterrupt:
+            job.stop()
+        return job
+
+    def _add(self, operator: Operator) -> None:
+        if any(o.name == operator.name for o in self._operators):
+            raise TopologyError(
+                f"two operators are named {operator.name!r}; give each its own name "
+                "(state is found again by it after a restart)",
+                name=operator.name,
+            )
+        self._operators.append(operator)
+
+
+class Job:
+    """A running topology."""
+
+    def __init__(self, driver: JobDriver) -> None:
+        self._driver = driver
+
+    def stop(self) -> None:
+        """Finish the slice in hand, checkpoint, and end."""
+        self._driver.stop()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait for the end; False when `timeout` seconds passed first. Raises what ended it."""
+        ended = self._driver.await_termination(timeout)
+        if ended and self._driver.error is not None:
+            raise self._driver.error
+        return ended
+
+    @property
+    def is_active(self) -> bool:
+        return self._driver.active
+
+    @property
+    def exception(self) -> AnabranchError | None:
+        """What ended the job, if something went wrong."""
+        return self._driver.error
+
+    @property
+    def last_progress(self) -> Progress | None:
+        """The newest slice."""
+        return self._driver.progress[-1] if self._driver.progress else None
+
+    @property
+    def recent_progress(self) -> list[Progress]:
+        """The newest slices, oldest first."""
+        return list(self._driver.progress)
+
+    def on_progress(self, observe: Callable[[Progress], None]) -> None:
+        """Call `observe` after every slice, on the driver's thread: be quick."""
+        self._driver.on_progress.append(observe)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows that flow; every method adds an operator and returns the stream it makes."""
+
+    topology: Topology
+    producers: tuple[str, ...]
+
+    def filter(self, name: str, predicate: Any) -> Stream:
+        """Keep rows where a Polars expression, or a function of a Polars frame, is true."""
+        return self._stateless(name, Filter(predicate))
+
+    def select(self, name: str, *columns: Any) -> Stream:
+        """Column names and Polars expressions, row by row."""
+        return self._stateless(name, Select(columns))
+
+    def map(self, name: str, function: Callable[[Any], Any]) -> Stream:
+        """A function from a Polars frame to a frame (or Arrow table) with as many rows."""
+        return self._stateless(name, Map(function))
+
+    def flat_map(self, name: str, function: Callable[[Any], Any]) -> Stream:
+        """A function from a Polars frame to a frame (or Arrow table) with any number of rows."""
+        return self._stateless(name, FlatMap(function))
+
+    def union(self, *others: Stream) -> Stream:
+        """The rows of several streams with the same columns."""
+        streams = (self, *others)
+        return Stream(self.topology, tuple(p for s in streams for p in s.producers))
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Name the key: rows with the same key meet in the same partition, in order.
+
+        Null is a key like any other; so is NaN, and -0.0 is the same key as 0.0.
+        """
+        if not columns:
+            raise TopologyError("key_by needs at least one column")
+        return KeyedStream(self, tuple(columns))
+
+    def to(self, name: str, sink: Sink) -> None:
+        """End the stream in a sink."""
+        self.topology._add(Operator(name, Kind.SINK, (self.producers,)))
+        self.topology._sinks[name] = sink
+
+    def _stateless(self, name: str, kernel: Any) -> Stream:
+        self.topology._add(
+            Operator(
+                name,
+                Kind.STATELESS,
+                (self.producers,),
+                kernel,
+                keeps_columns=bool(kernel.keeps_columns),
+            )
+        )
+        return Stream(self.topology, (name,))
+
+
+@dataclass(frozen=True)
+class KeyedStream:
+    """A stream and its key: what stateful operators take."""
+
+    stream: Stream
+    keys: tuple[str, ...]
+
+    def aggregate(
+        self,
+        name: str,
+        *,
+        parallelism: int | None = None,
+        precombine: bool = True,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Running aggregates per key; after a slice, the new values of the keys it touched."""
+        kernel = KeyedAggregate(self.keys, aggregates)
+        return self._keyed(name, kernel, (self.stream.producers,), parallelism, precombine)
+
+    def window(self, window: Window, *, time: str, lateness: Duration = "0s") -> WindowedStream:
+        """Cut the stream into event-time windows by the column `time`."""
+        return WindowedStream(self, window, time, parse_duration(lateness))
+
+    def join_windows(
+        self,
+        name: str,
+        other: KeyedStream,
+        *,
+        parallelism: int | None = None,
+        retain: Duration = "1m",
+    ) -> Stream:
+        """Join two streams of windowed aggregates on key and window."""
+        if self.keys != other.keys:
+            raise TopologyError(
+                f"operator {name!r} joins streams keyed by {self.keys} and {other.keys}; "
+                "key both by the same columns",
+                operator=name,
+            )
+        kernel = WindowJoin(self.keys, parse_duration(retain))
+        ports = (self.stream.producers, other.stream.producers)
+        return self._keyed(name, kernel, ports, parallelism, True)
+
+    def _keyed(
+        self,
+        name: str,
+        kernel: Any,
+        ports: tuple[tuple[str, ...], ...],
+        parallelism: int | None,
+        precombine: bool,
+    ) -> Stream:
+        topology = self.stream.topology
+        topology._add(
+            Operator(
+                name,
+                Kind.KEYED,
+                ports,
+                kernel,
+                keys=self.keys,
+                parallelism=topology._parallelism if parallelism is None else parallelism,
+                precombine=precombine,
+            )
+        )
+        return Stream(topology, (name,))
+
+
+@dataclass(frozen=True)
+class WindowedStream:
+    """A keyed stream cut into windows; aggregates are emitted when a window closes."""
+
+    keyed: KeyedStream
+    window: Window
+    time: str
+    lateness: timedelta
+
+    def aggregate(
+        self,
+        name: str,
+        *,
+        parallelism: int | None = None,
+        precombine: bool = True,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """One row per key and window, once the watermark has passed the window's end."""
+        kernel = WindowedAggregate(
+            self.keyed.keys, self.time, self.window, aggregates, self.lateness
+        )
+        ports = (self.keyed.stream.producers,)
+        return self.keyed._keyed(name, kernel, ports, parallelism, precombine)
+
+
+def describe(topology: Topology) -> str:
+    """The topology as text: chains by wave, their operators, keys and parallelism."""
+    plan = topology.plan()
+    ops = plan.topology.by_name
+    lines = [f"topology {topology.name}: {len(ops)} operators, {plan.waves} waves after the source"]
+    for chain in plan.chains:
+        where = "source tasks" if chain.is_source else f"{chain.parallelism} partitions"
+        lines.append(f"wave {chain.depth}  {chain.name}  ({where})")
+        for name in chain.operators:
+            op = ops[name]
+            key = f"  by {', '.join(op.keys)}" if op.keys else ""
+            reads = f"  ← {', '.join(op.producers)}" if op.producers else ""
+            lines.append(f"    {op.kind.value:9} {name}{key}{reads}")
+        lines += [
+            f"    shuffle   {e.producer} → {e.target_op} by {', '.join(e.keys)}"
+            for e in chain.outputs
+        ]
+    return "\n".join(lines)
+
+
+def _positive_ms(option: str, value: Duration) -> int:
+    milliseconds = parse_duration(value) // timedelta(milliseconds=1)
+    if milliseconds < 1:
+        raise ConfigError(f"{option} is {value}; give at least one millisecond")
+    return milliseconds
+
+
+__all__: Sequence[str] = ["Job", "KeyedStream", "Stream", "Topology", "WindowedStream", "describe"]

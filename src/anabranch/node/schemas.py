@@ -1,0 +1,112 @@
+"""Schemas along the topology, inferred from the sources before anything runs.
+
+A column that is missing or of a wrong type is refused here, with the operator's name, instead of
+in the middle of a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from anabranch.errors import TopologyError
+from anabranch.model.plan import Chain, Plan
+from anabranch.model.topology import Kind, Operator, Topology
+from anabranch.node.chain import ChainProgram
+from anabranch.operators.canonical import canonical
+from anabranch.operators.hashing import check_key_types
+from anabranch.storage.sinks import Sink
+
+
+def infer_schemas(
+    topology: Topology, sources: Mapping[str, pa.Schema], sinks: Mapping[str, Sink]
+) -> tuple[dict[str, pa.Schema], dict[str, tuple[pa.Schema, ...]]]:
+    """Per operator the schema of its output and those of its inputs, port by port."""
+    outputs: dict[str, pa.Schema] = {}
+    inputs: dict[str, tuple[pa.Schema, ...]] = {}
+    for op in topology.operators:
+        if op.kind is Kind.SOURCE:
+            outputs[op.name] = canonical(sources[op.name])
+            continue
+        ports = tuple(_united(op, port, outputs) for port in op.inputs)
+        inputs[op.name] = ports
+        try:
+            if op.kind is Kind.SINK:
+                sinks[op.name].check(ports[0])
+            elif op.kind is Kind.KEYED:
+                for schema in ports:
+                    check_key_types(schema, op.keys)
+                outputs[op.name] = op.kernel.output_schema(*ports)
+            else:
+                outputs[op.name] = op.kernel.output_schema(ports[0])
+        except TopologyError as e:
+            raise TopologyError(f"operator {op.name!r}: {e.message}", **e.fields) from e
+    return outputs, inputs
+
+
+def _united(
+    op: Operator, producers: tuple[str, ...], outputs: Mapping[str, pa.Schema]
+) -> pa.Schema:
+    first = outputs[producers[0]]
+    for other in producers[1:]:
+        if not outputs[other].equals(first):
+            raise TopologyError(
+                f"operator {op.name!r} unites {producers[0]!r} ({_columns(first)}) and {other!r} "
+                f"({_columns(outputs[other])}); give both the same columns, in the same order",
+                operator=op.name,
+            )
+    return first
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name}: {f.type}" for f in schema)
+
+
+def build_programs(
+    plan: Plan,
+    outputs: Mapping[str, pa.Schema],
+    inputs: Mapping[str, tuple[pa.Schema, ...]],
+) -> dict[str, ChainProgram]:
+    """What each chain needs to run by itself."""
+    return {c.name: _program(plan, c, outputs, inputs) for c in plan.chains}
+
+
+def _program(
+    plan: Plan,
+    chain: Chain,
+    outputs: Mapping[str, pa.Schema],
+    inputs: Mapping[str, tuple[pa.Schema, ...]],
+) -> ChainProgram:
+    ops = plan.topology.by_name
+    names = [*chain.operators, *(e.target_op for e in chain.outputs)]
+    return ChainProgram(
+        chain=chain,
+        operators={n: ops[n] for n in names},
+        schemas={n: outputs[n] for n in chain.operators if n in outputs},
+        key_groups=plan.topology.key_groups,
+        inputs_of={n: inputs[n] for n in names if n in inputs},
+    )
+
+
+def fingerprint(plan: Plan, inputs: Mapping[str, tuple[pa.Schema, ...]]) -> dict[str, object]:
+    """What the state of this topology depends on, as JSON; see `control.fingerprint`."""
+    keyed = [o for o in plan.topology.operators if o.kind is Kind.KEYED]
+    return {
+        "topology": plan.topology.name,
+        "key_groups": plan.topology.key_groups,
+        "sources": [o.name for o in plan.topology.operators if o.kind is Kind.SOURCE],
+        "operators": {
+            o.name: {
+                "type": type(o.kernel).__name__,
+                "keys": list(o.keys),
+                "state": [f"{f.name}: {f.type}" for f in o.kernel.state_schema(*inputs[o.name])],
+            }
+            for o in keyed
+        },
+        "chains": {
+            c.name: [n for n in c.operators if plan.topology.by_name[n].kind is Kind.KEYED]
+            for c in plan.node_chains
+        },
+        "parallelism": {c.name: c.parallelism for c in plan.node_chains},
+    }

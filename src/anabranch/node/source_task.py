@@ -1,0 +1,210 @@
+"""A source task's work: read a share of a batch, run the source chains, log, cut into packets.
+
+It runs in a Spark Python worker, on whichever executor Spark chose. What it emits is decided by
+the source log alone: a retried task, and every replay, reads the log instead of the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.errors import AnabranchError
+from anabranch.model.ids import NodeId
+from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.reports import Failure, SourceReport, Staged
+from anabranch.model.slices import Feed, SlicePlan
+from anabranch.node.chain import ChainError, ChainProgram, ChainResult
+from anabranch.node.host import route_of
+from anabranch.node.messages import JobSpec
+from anabranch.node.packets import Bundle, SideFacts, cut, encode_blob
+from anabranch.operators.base import SliceTime
+from anabranch.operators.canonical import canonical_table
+from anabranch.storage.source_log import log_path, read_log, write_log
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRequest:
+    """One slice as the source tasks see it."""
+
+    run: int
+    nodes: tuple[NodeId, ...]
+    mapping: PartitionMapping
+    plan: SlicePlan
+    tasks: int
+    # Sources in the order of the batch's columns. With several, each is one struct column.
+    sources: tuple[str, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One task's share of one slice: what is logged and sent on."""
+
+    tables: dict[str, pa.Table]  # "edge:ID" and "sink:NAME"
+    facts: dict[str, Any]
+
+
+def run_source_task(
+    job: JobSpec, request: SourceRequest, task: int, batches: Iterable[bytes]
+) -> list[list[Any]]:
+    """One blob (as buffers) per node."""
+    cpu = time.process_time()
+    try:
+        share, log_bytes = _share(job, request, task, batches)
+        staged = () if request.plan.replay else _stage(job, request, task, share)
+    except ChainError as e:
+        return _failed(request, e.failure(f"source task {task}"), task)
+    except AnabranchError as e:
+        failure = Failure(f"source task {task}", "", e.message, repr(e), kind="storage")
+        return _failed(request, failure, task)
+    report = SourceReport(
+        partition=task,
+        chunks=share.facts["chunks"],
+        rows=share.facts["rows"],
+        batch_rows=share.facts["batch_rows"],
+        max_time_us=share.facts["max_time_us"],
+        log_bytes=log_bytes,
+        cpu_s=time.process_time() - cpu,
+        rows_by_operator=share.facts["rows_by_operator"],
+    )
+    bundles = _cut(job, request, task, share)
+    # The report rides with the blob of one node; which one does not matter.
+    home = task % len(request.nodes)
+    facts = SideFacts(sources=(report,), staged=staged)
+    return [encode_blob(b, facts if n == home else None) for n, b in enumerate(bundles)]
+
+
+def _failed(request: SourceRequest, failure: Failure, task: int) -> list[list[Any]]:
+    home = task % len(request.nodes)
+    facts = SideFacts(failures=(failure,))
+    return [encode_blob([], facts if n == home else None) for n in range(len(request.nodes))]
+
+
+def _share(
+    job: JobSpec, request: SourceRequest, task: int, batches: Iterable[bytes]
+) -> tuple[Share, int]:
+    """This task's share of the slice, and how many bytes it just logged."""
+    plan = request.plan
+    path = log_path(Path(job.root), plan.number, plan.generation, task)
+    logged = read_log(path)
+    if logged is not None:
+        return Share(*logged), 0
+    if plan.feed is Feed.LOG:
+        return _empty_share(job), 0  # fewer chunks than another task had
+    chunks = _compute(job, request, _read(request, batches))
+    size = 0
+    # The first chunk last: its file says that all of them are there.
+    for offset in reversed(range(len(chunks))):
+        target = log_path(Path(job.root), plan.number + offset, plan.generation, task)
+        size += write_log(target, chunks[offset].tables, chunks[offset].facts)
+    return chunks[0], size
+
+
+def _read(request: SourceRequest, batches: Iterable[bytes]) -> dict[str, pa.Table]:
+    """Rows per source from Spark's Arrow batches."""
+    read = [pa.ipc.read_record_batch(pa.py_buffer(b), request.schema) for b in batches]
+    table = pa.Table.from_batches(read, request.schema)
+    if len(request.sources) == 1:
+        return {request.sources[0]: canonical_table(table)}
+    found = {}
+    for position, name in enumerate(request.sources):
+        column = table.column(position)
+        rows = table.select([position]).filter(pc.is_valid(column)).combine_chunks()
+        fields = rows.column(0).type
+        if rows.num_rows:
+            struct = rows.column(0).chunk(0)
+            flat = pa.Table.from_arrays(struct.flatten(), schema=pa.schema(list(fields)))
+        else:
+            flat = pa.schema(list(fields)).empty_table()
+        found[name] = canonical_table(flat)
+    return found
+
+
+def _compute(job: JobSpec, request: SourceRequest, rows: Mapping[str, pa.Table]) -> list[Share]:
+    """Run the source chains on the rows, cut first where the slice has a limit."""
+    total = sum(t.num_rows for t in rows.values())
+    limit = total or 1
+    if job.max_rows_per_slice is not None:
+        limit = max(1, job.max_rows_per_slice // max(1, request.tasks * len(rows)))
+    longest = max((t.num_rows for t in rows.values()), default=0)
+    count = max(1, -(-longest // limit))
+    shares = []
+    for chunk in range(count):
+        part = {n: t.slice(chunk * limit, limit) for n, t in rows.items()}
+        # Watermark and time are for stateful operators, which source chains do not have.
+        when = SliceTime(request.plan.number + chunk, None, request.plan.processing_ms)
+        results = [_run_chain(p, part, when) for p in _source_programs(job)]
+        facts = {
+            "chunks": count,
+            "batch_rows": total,
+            "rows": {n: t.num_rows for n, t in part.items()},
+            "max_time_us": _latest(job, part),
+            "rows_by_operator": {n: c for r in results for n, c in r.rows.items()},
+        }
+        tables = {f"edge:{i}": t for r in results for i, t in r.edges.items()}
+        tables |= {f"sink:{n}": t for r in results for n, t in r.sinks.items() if t.num_rows}
+        shares.append(Share(tables, facts))
+    return shares
+
+
+def _run_chain(program: ChainProgram, rows: Mapping[str, pa.Table], when: SliceTime) -> ChainResult:
+    return program.run({n: rows[n] for n in program.chain.operators if n in rows}, {}, {}, when)
+
+
+def _source_programs(job: JobSpec) -> list[ChainProgram]:
+    return [p for p in job.programs.values() if p.chain.is_source]
+
+
+def _empty_share(job: JobSpec) -> Share:
+    facts: dict[str, Any] = {
+        "chunks": 0,
+        "batch_rows": 0,
+        "rows": {},
+        "max_time_us": {},
+        "rows_by_operator": {},
+    }
+    return Share({}, facts)
+
+
+def _latest(job: JobSpec, rows: Mapping[str, pa.Table]) -> dict[str, int]:
+    latest = {}
+    for source, column in job.event_times.items():
+        if source in rows:
+            value = pc.max(rows[source].column(column)).cast(pa.int64()).as_py()
+            if value is not None:
+                latest[source] = value
+    return latest
+
+
+def _stage(job: JobSpec, request: SourceRequest, task: int, share: Share) -> tuple[Staged, ...]:
+    return tuple(
+        job.sinks[name].stage(name, table, request.plan.number, request.run, f"source-{task}")
+        for key, table in share.tables.items()
+        if key.startswith("sink:") and (name := key.removeprefix("sink:"))
+    )
+
+
+def _cut(job: JobSpec, request: SourceRequest, task: int, share: Share) -> list[list[Bundle]]:
+    bundles: list[list[Bundle]] = [[] for _ in request.nodes]
+    count = len(request.nodes)
+    for program in _source_programs(job):
+        for edge in program.chain.outputs:
+            table = share.tables.get(f"edge:{edge.id}")
+            if table is None:
+                for n in range(count):
+                    bundles[n].append(
+                        Bundle(edge.id, request.plan.number, task, request.run, {}, None)
+                    )
+                continue
+            route = route_of(edge, request.mapping, request.nodes, job.key_groups)
+            cuts = cut(table, route, count, edge.id, request.plan.number, task, request.run)
+            for n, bundle in enumerate(cuts):
+                bundles[n].append(bundle)
+    return bundles

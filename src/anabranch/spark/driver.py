@@ -1,0 +1,426 @@
+"""The driver of one run: feeds the control plane with events and carries out its commands.
+
+One lock makes everything between an event and the last of its commands one step. Batches come on
+the Spark query's own thread, which waits in `foreachBatch` until the batch is finished; idle time
+and stops come on other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from anabranch.control.controller import ControlConfig, Controller, Past
+from anabranch.control.fingerprint import refuse_difference
+from anabranch.errors import AnabranchError, ClusterError
+from anabranch.model.commands import (
+    Command,
+    ExposeSlice,
+    FailRun,
+    FinishBatch,
+    FinishRun,
+    InstallPartitions,
+    PollNodes,
+    RunSlice,
+    TrimStorage,
+    WriteCut,
+    WriteSlice,
+)
+from anabranch.model.events import (
+    BatchArrived,
+    Event,
+    Idled,
+    NodesJoined,
+    NodesPolled,
+    PartitionsInstalled,
+    SliceRan,
+    StopRequested,
+)
+from anabranch.model.ids import NodeId
+from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.plan import Plan
+from anabranch.model.slices import SlicePlan
+from anabranch.node.messages import InstallRequest, JobSpec
+from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
+from anabranch.spark.progress import Progress, summarise
+from anabranch.spark.session import check_executors, check_session, executors, ship_package
+from anabranch.spark.shipping import pickle_job
+from anabranch.spark.sources import arrow_schema, open_sources, unite
+from anabranch.spark.waves import WaveRunner
+from anabranch.storage import source_log
+from anabranch.storage.journal import DirectoryLock, Head, Journal
+from anabranch.storage.sinks import Sink
+
+log = logging.getLogger("anabranch")
+POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
+PROGRESS_KEPT = 1_000
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How to run a topology."""
+
+    checkpoint: Path
+    slice_interval_ms: int = 1_000
+    checkpoint_interval_ms: int = 10_000
+    max_rows_per_slice: int | None = None
+    available_now: bool = False
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What the API hands over: the plan and everything that is not pure."""
+
+    plan: Plan
+    sources: Mapping[str, Any]
+    event_times: Mapping[str, str]
+    watermark_delays_us: Mapping[str, int]
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+
+
+class StoppedError(Exception):
+    """Ends the Spark query from within: its batch must not be committed."""
+
+
+class JobDriver:
+    """Owns the run: the lock on the directory, the journal, the controller, the Spark query."""
+
+    def __init__(self, spark: SparkSession, parts: JobParts, config: RunConfig) -> None:
+        self._spark = spark
+        self._parts = parts
+        self._config = config
+        self._root = config.checkpoint.absolute()
+        self._step = threading.RLock()
+        self._ended = threading.Event()
+        self._batch: DataFrame | None = None
+        self._finished_batch: int | None = None
+        self._query: Any = None
+        self._last_slice_at = time.monotonic()
+        self._mapping: PartitionMapping | None = None
+        self.error: AnabranchError | None = None
+        self.progress: deque[Progress] = deque(maxlen=PROGRESS_KEPT)
+        self.on_progress: list[Callable[[Progress], None]] = []
+
+    # -- start ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Check everything, take the directory, restore, replay, then begin to read."""
+        check_session(self._spark)
+        plan = self._parts.plan
+        frames = open_sources(self._spark, self._parts.sources)
+        schemas = {n: arrow_schema(self._spark, f, n) for n, f in frames.items()}
+        outputs, inputs = infer_schemas(plan.topology, schemas, self._parts.sinks)
+        self._stream = unite(frames)
+        self._schema: pa.Schema = arrow_schema(self._spark, self._stream, plan.topology.name)
+        self._sources = tuple(frames)
+        job = JobSpec(
+            name=plan.topology.name,
+            programs=build_programs(plan, outputs, inputs),
+            sinks=self._parts.sinks,
+            root=str(self._root),
+            key_groups=plan.topology.key_groups,
+            max_rows_per_slice=self._config.max_rows_per_slice,
+            event_times=self._parts.event_times,
+        )
+        self._job = pickle_job(job)
+        self._lock = DirectoryLock(self._root)
+        try:
+            self._resume(fingerprint(plan, inputs))
+            with self._step:
+                self._connect_nodes()
+                for sink in self._parts.sinks.values():
+                    sink.discard()
+            self._begin_reading()
+        except BaseException:
+            self._release()
+            raise
+
+    def _resume(self, print_now: dict[str, Any]) -> None:
+        """Read what earlier runs journalled; begin a segment of this run's own."""
+        self._journal = Journal(self._root / "journal")
+        past = Past()
+        found = self._journal.read()
+        if found is not None:
+            head, slices = found
+            refuse_difference(head.fingerprint, print_now, str(self._root))
+            before: Mapping[str, int] = head.fingerprint["parallelism"]
+            now: Mapping[str, int] = print_now["parallelism"]
+            past = Past(
+                cut=head.cut,
+                previous=head.previous,
+                last=head.last,
+                slices=(*head.slices, *slices),
+                epochs=head.epochs,
+                groups=head.groups,
+                parallelism=before,
+                rescaled=frozenset(c for c in now if before[c] != now[c]),
+                mapping_version=head.mapping_version,
+                generation=head.generation,
+            )
+        self._fingerprint = print_now
+        self._past = past
+        self._run = past.generation + 1
+        self._confirmed = past.slices[-1].number if past.slices else 0
+        self.controller = Controller(
+            self._parts.plan,
+            ControlConfig(
+                checkpoint_interval_ms=self._config.checkpoint_interval_ms,
+                watermark_delays_us=self._parts.watermark_delays_us,
+            ),
+            past,
+        )
+
+    def _connect_nodes(self) -> None:
+        """Warm every executor and hand out the partitions; returns when replay is done."""
+        ship_package(self._spark)
+        check_executors(self._spark)
+        nodes = {NodeId(e): host for e, host in executors(self._spark).items()}
+        self._runner = WaveRunner(self._spark, nodes, self._parts.plan.waves)
+        self._handle(NodesJoined(tuple(nodes), _now_ms()))
+
+    def _begin_reading(self) -> None:
+        trigger: dict[str, Any] = (
+            {"availableNow": True}
+            if self._config.available_now
+            else {"processingTime": f"{self._config.slice_interval_ms} milliseconds"}
+        )
+        self._query = (
+            self._stream.writeStream.foreachBatch(self._on_batch)
+            .option("checkpointLocation", str(self._root / "spark"))
+            .queryName(self._parts.plan.topology.name)
+            .trigger(**trigger)
+            .start()
+        )
+        threading.Thread(target=self._watch_query, name="anabranch-watch", daemon=True).start()
+        if not self._config.available_now:
+            threading.Thread(target=self._tick, name="anabranch-tick", daemon=True).start()
+
+    # -- threads that bring events -------------------------------------------------------------
+
+    def _on_batch(self, batch: DataFrame, number: int) -> None:
+        """Spark offers a batch; returning from here lets Spark commit its offsets."""
+        with self._step:
+            if self._ended.is_set() or self.error is not None:
+                raise StoppedError
+            self._batch = batch
+            self._finished_batch = None
+            try:
+                self._handle(BatchArrived(number, _now_ms()))
+            finally:
+                self._batch = None
+            if self._finished_batch != number:
+                raise StoppedError
+        self._runner.release_shuffles()
+
+    def _watch_query(self) -> None:
+        """The query's end is the end of the data, a failure, or somebody's stop."""
+        problem: Exception | None = None
+        try:
+            self._query.awaitTermination()
+        except PySparkException as e:
+            problem = e
+        with self._step:
+            if self._ended.is_set():
+                return
+            if self.error is None and problem is not None:
+                self.error = ClusterError(f"the source query failed: {_first_line(problem)}")
+            with contextlib.suppress(AnabranchError):
+                if self.error is None:
+                    self._handle(StopRequested(_now_ms()))
+        self._release()
+
+    def _tick(self) -> None:
+        """When no batch comes, let time move."""
+        interval = self._config.slice_interval_ms / 1000
+        while not self._ended.wait(interval):
+            quiet = time.monotonic() - self._last_slice_at
+            if quiet < 1.5 * interval or not self._step.acquire(blocking=False):
+                continue
+            try:
+                if not self._ended.is_set() and self.error is None:
+                    self._handle(Idled(_now_ms()))
+            except AnabranchError:
+                self._query.stop()
+            finally:
+                self._step.release()
+
+    def stop(self) -> None:
+        """Finish the slice in hand, checkpoint, end. Returns when all is durable."""
+        with self._step:
+            if self._ended.is_set():
+                return
+            if self.error is None:
+                with contextlib.suppress(AnabranchError):
+                    self._handle(StopRequested(_now_ms()))
+            self._ended.set()
+        self._query.stop()
+        self._release()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        return self._ended.wait(timeout)
+
+    @property
+    def active(self) -> bool:
+        return not self._ended.is_set()
+
+    def _release(self) -> None:
+        self._ended.set()
+        if hasattr(self, "_journal"):
+            self._journal.close()
+        self._lock.release()
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        """One event and everything it causes. An error ends the run and is kept."""
+        try:
+            todo = deque(self.controller.handle(event))
+            while todo:
+                caused = self._execute(todo.popleft())
+                if caused is not None:
+                    todo.extend(self.controller.handle(caused))
+        except AnabranchError as e:
+            self.error = e
+            raise
+
+    def _execute(self, command: Command) -> Event | None:
+        match command:
+            case InstallPartitions():
+                return self._install(command)
+            case RunSlice():
+                return self._run_slice(command.plan)
+            case WriteSlice():
+                self._journal.append(command.record)
+                self._confirmed = command.record.number
+            case ExposeSlice():
+                for name, sink in self._parts.sinks.items():
+                    staged = [s for s in command.staged if s.sink == name]
+                    files = command.record.staged.get(name, [])
+                    sink.expose(command.record.number, files, staged)
+            case WriteCut():
+                self._begin_segment(command)
+            case TrimStorage():
+                self._trim(command)
+            case FinishBatch():
+                self._finished_batch = command.batch
+            case PollNodes():
+                time.sleep(POLL_PAUSE_S)
+                with _explained("poll the nodes"):
+                    reports = self._runner.poll(self._run)
+                return NodesPolled(tuple(reports), _now_ms())
+            case FailRun():
+                raise command.error
+            case FinishRun():
+                log.info("the run ended after slice %s", self._confirmed)
+        return None
+
+    def _install(self, command: InstallPartitions) -> Event:
+        mapping = self._mapping = command.mapping
+        past = self._past
+        # A cut's files are found by the routing and the declared parallelism of that cut: keep
+        # both until the next cut. Epochs must never repeat: keep the newest.
+        declared = past.parallelism if past.cut else self._fingerprint["parallelism"]
+        self._journal.begin(
+            Head(
+                generation=self._run,
+                fingerprint={**self._fingerprint, "parallelism": declared},
+                cut=past.cut,
+                previous=past.previous,
+                last=past.last,
+                slices=past.slices,
+                epochs={p: o.epoch for p, o in mapping.owners.items()} | dict(_gone(past, mapping)),
+                groups=past.groups if past.cut else mapping.groups,
+                mapping_version=mapping.version,
+            )
+        )
+        requests = [
+            InstallRequest(self._job, self._run, n, mapping, command.restore, command.next_slice)
+            for n in self._runner.nodes
+        ]
+        with _explained("install the partitions"):
+            self._runner.install(requests)
+        return PartitionsInstalled(mapping.version, _now_ms())
+
+    def _run_slice(self, plan: SlicePlan) -> Event:
+        assert self._mapping is not None
+        started = time.monotonic()
+        self._last_slice_at = started
+        with _explained(f"run slice {plan.number}"):
+            tasks, reports = self._runner.run_slice(
+                plan=plan,
+                run=self._run,
+                confirmed=self._confirmed if not plan.replay else plan.number - 1,
+                mapping=self._mapping,
+                job=self._job,
+                sources=self._sources,
+                schema=self._schema,
+                batch=self._batch,
+            )
+        seconds = time.monotonic() - started
+        progress = summarise(plan, reports, seconds, self._mapping, self._parts.plan)
+        self.progress.append(progress)
+        for observe in self.on_progress:
+            observe(progress)
+        return SliceRan(plan.number, tasks, tuple(reports), _now_ms())
+
+    def _begin_segment(self, command: WriteCut) -> None:
+        previous = self.controller.previous_cut
+        self._journal.begin(
+            Head(
+                generation=self._run,
+                fingerprint=self._fingerprint,
+                cut=command.cut,
+                previous=previous,
+                last=command.last,
+                slices=command.carried,
+                epochs=command.epochs,
+                groups=command.mapping.groups,
+                mapping_version=command.mapping.version,
+            )
+        )
+
+    def _trim(self, command: TrimStorage) -> None:
+        source_log.trim(self._root, command.log_below)
+        for path in (self._root / "checkpoints").glob("*/*/*.ckpt"):
+            if str(path) not in command.keep_files:
+                number = int(path.name.partition("-")[0])
+                if number < command.log_below:
+                    path.unlink(missing_ok=True)
+
+
+def _gone(past: Past, mapping: PartitionMapping) -> Iterator[tuple[Any, int]]:
+    """Epochs of partitions that this run does not have: a later one may have them again."""
+    return ((p, e) for p, e in past.epochs.items() if p not in mapping.owners)
+
+
+@contextlib.contextmanager
+def _explained(action: str) -> Iterator[None]:
+    """What Spark raises becomes one sentence; its trace stays attached as the cause."""
+    try:
+        yield
+    except AnabranchError:
+        raise
+    except Exception as e:
+        raise ClusterError(f"Spark could not {action}: {_first_line(e)}") from e
+
+
+def _first_line(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() or java) if java is not None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,86 @@
+"""What a user sees of a slice: the sum of all reports, as one flat value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.plan import Plan
+from anabranch.model.reports import NodeReport
+from anabranch.model.slices import SlicePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One slice. Times in seconds, sizes in bytes."""
+
+    slice: int
+    replay: bool
+    batch: int | None
+    processing_ms: int
+    seconds: float
+    rows_in: int
+    rows_by_source: Mapping[str, int]
+    rows_by_operator: Mapping[str, int]
+    rows_to_sinks: int
+    late_rows: int
+    watermark_us: int | None
+    packet_bytes: int
+    source_log_bytes: int
+    state_rows: int
+    state_bytes: int
+    state_by_operator: Mapping[str, tuple[int, int]]  # chain → (rows, bytes)
+    cpu_s: float
+    nodes: Mapping[str, tuple[int, int, int]]  # node → (pid, resident bytes, partitions)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(
+    plan: SlicePlan,
+    reports: Sequence[NodeReport],
+    seconds: float,
+    mapping: PartitionMapping,
+    topology: Plan,
+) -> Progress:
+    """Add up what the nodes reported."""
+    sources = [s for r in reports for s in r.sources]
+    partitions = [(p, x) for r in reports for p, x in r.partitions.items()]
+    by_source: dict[str, int] = {}
+    by_operator: dict[str, int] = {}
+    state: dict[str, tuple[int, int]] = {}
+    for source in sources:
+        _add(by_source, source.rows)
+        _add(by_operator, source.rows_by_operator)
+    for partition, report in partitions:
+        _add(by_operator, report.rows_by_operator)
+        rows, size = state.get(partition.chain, (0, 0))
+        state[partition.chain] = (rows + report.state_rows, size + report.state_bytes)
+    return Progress(
+        slice=plan.number,
+        replay=plan.replay,
+        batch=plan.batch,
+        processing_ms=plan.processing_ms,
+        seconds=seconds,
+        rows_in=sum(by_source.values()),
+        rows_by_source=by_source,
+        rows_by_operator=by_operator,
+        rows_to_sinks=sum(s.rows for r in reports for s in r.staged),
+        late_rows=sum(x.late_rows for _, x in partitions),
+        watermark_us=plan.watermark_us,
+        packet_bytes=sum(x.packet_bytes for _, x in partitions),
+        source_log_bytes=sum(s.log_bytes for s in sources),
+        state_rows=sum(x.state_rows for _, x in partitions),
+        state_bytes=sum(x.state_bytes for _, x in partitions),
+        state_by_operator=state,
+        cpu_s=sum(x.cpu_s for _, x in partitions) + sum(s.cpu_s for s in sources),
+        nodes={r.node: (r.pid, r.memory_bytes, len(mapping.hosted_by(r.node))) for r in reports},
+    )
+
+
+def _add(total: dict[str, int], part: Mapping[str, int]) -> None:
+    for name, rows in part.items():
+        total[name] = total.get(name, 0) + rows

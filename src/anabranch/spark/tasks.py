@@ -1,0 +1,74 @@
+"""What runs inside Spark's Python workers: thin functions over raw frames.
+
+Frames are bytes: no pickling of rows anywhere. A map task yields pairs of frames (destination as
+a big-endian long, blob), which the JVM shuffles as they are.
+"""
+
+from __future__ import annotations
+
+import os
+
+# One thread: an executor has one core. Set before Polars is first imported in this worker.
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from anabranch.node import client
+from anabranch.node.messages import JobSpec
+from anabranch.node.source_task import SourceRequest, run_source_task
+
+_LONG = struct.Struct("!q")
+_jobs: dict[bytes, JobSpec] = {}
+
+
+def source_frames(
+    job: bytes, request: bytes, task: int, batches: Iterable[bytes]
+) -> Iterator[bytes]:
+    """The source wave: Arrow batches in, one (node, blob) pair per node out."""
+    ask: SourceRequest = pickle.loads(request)
+    for node, blob in enumerate(run_source_task(_load(job), ask, task, batches)):
+        yield _LONG.pack(node)
+        yield b"".join(blob)
+
+
+def _load(job: bytes) -> JobSpec:
+    """The job, unpickled once per worker."""
+    digest = hashlib.blake2b(job, digest_size=16).digest()
+    if digest not in _jobs:
+        _jobs.clear()
+        _jobs[digest] = pickle.loads(job)
+    return _jobs[digest]
+
+
+def wave_frames(task: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """One wave on one node: (request in the first pair, blobs) in, pairs or the report out."""
+    request: Any = None
+    blobs: list[bytes] = []
+    for head, blob in pairs:
+        if head:
+            request = pickle.loads(head)
+        if blob:
+            blobs.append(blob)
+    (shape, report), buffers = client.call(request, blobs)
+    if report is not None:
+        yield pickle.dumps(report, protocol=pickle.HIGHEST_PROTOCOL)
+        return
+    start = 0
+    for node, count in enumerate(shape):
+        yield _LONG.pack(node)
+        yield b"".join(buffers[start : start + count])
+        start += count
+
+
+def control_frames(task: int, requests: Iterable[bytes]) -> Iterator[bytes]:
+    """Install or poll: one request in, one report out; an error travels as a value."""
+    for request in requests:
+        try:
+            answer, _ = client.call(pickle.loads(request))
+        except Exception as e:
+            answer = e
+        yield pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
