@@ -35,7 +35,9 @@ def traffic(locations: Any, incidents: Any, speeds: Any, counts: Any, joined: An
         .window(window, time="ts")
         .aggregate("incident_count", incidents=ab.count(), parallelism=2)
     )
-    both = speed.key_by("seg").join_windows("join", incident.key_by("seg"), parallelism=2)
+    both = speed.key_by("seg").join_windows(
+        "join", incident.key_by("seg"), left=["speed"], right=["incidents"], parallelism=2
+    )
     speed.to("speeds", speeds)
     incident.to("counts", counts)
     both.to("joined", joined)

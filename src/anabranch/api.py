@@ -22,9 +22,7 @@ from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
 from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
-try:
-    from anabranch.operators.join import WindowJoin
-except ImportError: WindowJoin = None
+from anabranch.operators.join import WindowJoin
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.windows import Window, WindowedAggregate
 from anabranch.storage.sinks import Sink
@@ -259,17 +257,23 @@ class KeyedStream:
         name: str,
         other: KeyedStream,
         *,
+        left: Sequence[str],
+        right: Sequence[str],
         parallelism: int | None = None,
         retain: Duration = "1m",
     ) -> Stream:
-        """Join two streams of windowed aggregates on key and window."""
+        """Join two streams of windowed aggregates on key and window.
+
+        `left` and `right` name the columns to keep of each. A row waits for its partner until
+        the watermark is `retain` past the end of its window.
+        """
         if self.keys != other.keys:
             raise TopologyError(
                 f"operator {name!r} joins streams keyed by {self.keys} and {other.keys}; "
                 "key both by the same columns",
                 operator=name,
             )
-        kernel = WindowJoin(self.keys, parse_duration(retain))
+        kernel = WindowJoin(self.keys, tuple(left), tuple(right), parse_duration(retain))
         ports = (self.stream.producers, other.stream.producers)
         return self._keyed(name, kernel, ports, parallelism, True)
 
