@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.operators.accumulators import load_rows, sum_part
+from anabranch.operators.grouping import group_rows
+from anabranch.operators.hashing import groups_of, hash_keys
+from anabranch.operators.keyed_table import ABSENT, KeyedTable, RowLog
+
+SCHEMA = pa.schema([("k", pa.int64())])
+GROUPS = 16
+PART = sum_part("v", np.int64)
+
+
+def new_table() -> KeyedTable:
+    return KeyedTable(SCHEMA, {"v": PART.dtype}, GROUPS)
+
+
+def keyed(keys: list[int]) -> pa.Table:
+    return pa.table({"k": pa.array(keys, pa.int64())})
+
+
+def upsert(table: KeyedTable, items: dict[int, int]) -> None:
+    rows = keyed(list(items))
+    first, second = hash_keys(rows, ["k"])
+    slots = table.find(first, second)
+    values = np.array(list(items.values()), dtype=np.int64)
+    known, new = slots != ABSENT, slots == ABSENT
+    table.write(slots[known], {"v": values[known]})
+    table.add(first[new], second[new], rows.filter(pa.array(new)), {"v": values[new]})
+
+
+def delete(table: KeyedTable, keys: list[int]) -> None:
+    slots = table.find(*hash_keys(keyed(keys), ["k"]))
+    table.delete(slots[slots != ABSENT])
+
+
+def contents(table: KeyedTable) -> list[tuple[int, int]]:
+    slots = table.live_slots()
+    keys = table.rows(slots).column("k").to_pylist()
+    return list(zip(keys, table.values(slots)["v"].tolist(), strict=True))
+
+
+def load(table: KeyedTable, sealed: pa.Table) -> None:
+    rows = sealed.select(["k"])
+    deleted = np.asarray(sealed.column("_deleted"))
+    load_rows(table, (PART,), hash_keys(rows, ["k"]), rows, sealed, deleted)
+
+
+steps = st.one_of(
+    st.tuples(st.just("upsert"), st.dictionaries(st.integers(0, 400), st.integers(), max_size=80)),
+    st.tuples(st.just("delete"), st.sets(st.integers(0, 400), max_size=120)),
+    st.tuples(st.just("seal"), st.none()),
+    st.tuples(st.just("drop"), st.sets(st.integers(0, GROUPS - 1), max_size=2)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, max_size=25))
+def test_against_a_dict_and_its_sealed_copy(script: list[tuple[str, object]]) -> None:
+    """A dict keeps insertion order, and a key deleted and set again goes to its end: so does a
+    table, and so does another table that only sees what is sealed."""
+    table, copy = new_table(), new_table()
+    model: dict[int, int] = {}
+    for action, what in script:
+        if action == "upsert":
+            items = {k: v % 1000 for k, v in what.items()}  # type: ignore[attr-defined]
+            upsert(table, items)
+            model.update(items)
+        elif action == "delete":
+            delete(table, sorted(what))  # type: ignore[call-overload]
+            model = {k: v for k, v in model.items() if k not in what}  # type: ignore[operator]
+        elif action == "drop":
+            table.drop(what)  # type: ignore[arg-type]
+            copy.drop(what)  # type: ignore[arg-type]
+            model = {k: v for k, v in model.items() if group_of(k) not in what}  # type: ignore[operator]
+        else:
+            load(copy, table.export(table.take_dirty()))
+            assert contents(copy) == list(model.items())
+        assert contents(table) == list(model.items())
+        assert len(table) == len(model)
+    assert new_table_from(table) == list(model.items())
+
+
+def new_table_from(table: KeyedTable) -> list[tuple[int, int]]:
+    fresh = new_table()
+    load(fresh, table.export(table.live_slots()))
+    assert not len(fresh.take_dirty())
+    return contents(fresh)
+
+
+def group_of(key: int) -> int:
+    return int(groups_of(hash_keys(keyed([key]), ["k"])[0], GROUPS)[0])
+
+
+def test_growth_keeps_every_key_and_stays_small() -> None:
+    table = new_table()
+    rows = 200_000
+    for start in range(0, rows, 10_000):
+        keys = np.arange(start, start + 10_000)
+        batch = pa.table({"k": keys})
+        table.add(*hash_keys(batch, ["k"]), batch, {"v": keys})
+    probe = pa.table({"k": np.arange(rows - 1, -2, -1)})
+    slots = table.find(*hash_keys(probe, ["k"]))
+    assert slots.tolist() == [*range(rows - 1, -1, -1), ABSENT]
+    assert table.nbytes / rows < 100
+
+
+def test_equal_first_hashes_are_told_apart_by_the_second() -> None:
+    table = new_table()
+    first = np.zeros(100, dtype=np.uint64)
+    second = np.arange(100, dtype=np.uint64)
+    table.add(first, second, keyed(list(range(100))), {"v": np.arange(100)})
+    assert table.find(first, second).tolist() == list(range(100))
+    assert table.find(first[:1], np.array([500], dtype=np.uint64)).tolist() == [ABSENT]
+
+
+@given(st.lists(st.integers(1, 300), max_size=40), st.data())
+def test_row_log_takes_any_slots_and_keeps_few_chunks(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    log = RowLog(SCHEMA)
+    for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+        log.append(keyed(list(range(start, start + size))))
+    rows = sum(sizes)
+    slots = data.draw(st.lists(st.integers(0, rows - 1), max_size=50)) if rows else []
+    assert log.take(np.array(slots, dtype=np.int64)).column("k").to_pylist() == slots
+    assert log.take(np.arange(rows)).column("k").to_pylist() == list(range(rows))
+
+
+def test_row_log_merges_small_chunks() -> None:
+    log = RowLog(SCHEMA)
+    for key in range(2_000):
+        log.append(keyed([key]))
+    assert len(log._chunks) < 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=200))
+def test_groups_in_order_of_first_appearance(pairs: list[tuple[int, int]]) -> None:
+    first = np.array([a for a, _ in pairs], dtype=np.uint64)
+    second = np.array([b for _, b in pairs], dtype=np.uint64)
+    groups = group_rows(first, second)
+    distinct = list(dict.fromkeys(pairs))
+    assert [pairs[row] for row in groups.firsts] == distinct
+    if groups.members is None:
+        assert len(distinct) == len(pairs)
+    else:
+        assert [distinct[group] for group in groups.members] == pairs
+
+
+@pytest.mark.parametrize("distinct", [1, 100, 150_000])
+def test_many_rows_group_exactly(distinct: int) -> None:
+    keys = np.random.default_rng(1).integers(0, distinct, 300_000)
+    groups = group_rows(*hash_keys(pa.table({"k": keys}), ["k"]))
+    assert groups.members is not None
+    assert np.array_equal(keys[groups.firsts][groups.members], keys)
+    assert groups.count == len(np.unique(keys))
