@@ -39,6 +39,9 @@ CAP_PER_TASK = 2.0
 MOMENTUM = 0.8
 STEP_LIMIT = 1.0
 
+# Rows of one round that may share a task: more rows per round, fewer rounds, slower programs.
+SHARED_ROWS = 3
+
 
 class LongPaths:
     """The family of paths longer than the bound, weighted by a product of task weights.
@@ -62,6 +65,7 @@ class LongPaths:
         edges_of = np.flatnonzero(np.diff(keys)) + 1
         bounds = [0, *edges_of.tolist(), self.n]
         downs = [problem.downstream[v] for v in self.at]
+        self._upstream = [self.position[list(problem.upstream[v])].tolist() for v in self.at]
         self._down = self._blocks(bounds, [problem.upstream[v] for v in self.at])
         self._up = self._blocks(bounds, downs)[::-1]
         largest_next = np.full(self.n, -self.grid - 1)
@@ -124,6 +128,55 @@ class LongPaths:
             if tick <= self.grid:
                 enter[lo:hi, : width - tick] = leave[lo:hi, tick:] * w[lo:hi, None]
         return leave
+
+    def cheapest(self, price: Floats) -> list[tuple[int, ...]]:
+        """Long paths that cost less than 1 at these prices: at most one per second-last task.
+
+        Tasks before the last only: those whose backup would cut the path. At most
+        `SHARED_ROWS` of the paths returned run through any one task.
+        """
+        best = self._cheapest_prefixes(price[self.at])
+        closing = np.where(self.complete, best, np.inf)
+        at_length = closing.argmin(axis=1)
+        value = closing[np.arange(self.n), at_length]
+        taken = np.zeros(self.n, dtype=np.int64)
+        found = []
+        for v in np.argsort(value, kind="stable"):
+            if value[v] >= 1 - 1e-6:
+                break
+            path = self._trace(best, int(v), int(at_length[v]))
+            if taken[path].max() < SHARED_ROWS:
+                taken[path] += 1
+                found.append(tuple(int(self.at[u]) for u in path))
+        return found
+
+    def _cheapest_prefixes(self, x: Floats) -> Floats:
+        """best[v, a]: price of the cheapest prefix that ends in v with length a, v included."""
+        width = self.grid + 1
+        best = np.full((self.n, width), np.inf)
+        onward = np.full((self.n, width), np.inf)
+        for block in self._down:
+            lo, hi, tick = block.lo, block.hi, block.tick
+            if tick > self.grid:
+                continue
+            if len(block.rows):
+                least = np.minimum.reduceat(onward.take(block.ends, axis=0), block.groups, axis=0)
+                best[block.rows, tick:] = least[:, : width - tick]
+            best[lo:hi, tick] = 0.0  # a path may start here, and nothing is cheaper
+            best[lo:hi] += x[lo:hi, None]
+            onward[lo:hi] = np.where(self.complete[lo:hi], np.inf, best[lo:hi])
+        return best
+
+    def _trace(self, best: Floats, v: int, length: int) -> list[int]:
+        """The tasks of a cheapest prefix, from its end back to its start."""
+        path = [v]
+        while length > self.ticks[v]:
+            length -= int(self.ticks[v])
+            ups = self._upstream[v]
+            open_ups = [u for u in ups if not self.complete[u, length]]
+            v = min(open_ups, key=lambda u: best[u, length])
+            path.append(v)
+        return path
 
 
 @dataclass(frozen=True)

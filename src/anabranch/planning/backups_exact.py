@@ -1,0 +1,227 @@
+"""The cheapest backup plan, with proof.
+
+After the reductions every part is planned by the strongest method its size allows:
+
+* small parts by an integer program. Tasks with the same upstream and the same downstream tasks
+  form a class: all wait equally long for their input, U, and the class hands on U + T of its
+  slowest task without a backup. One variable U per class and one row per task and downstream
+  class say everything, in place of one row per edge:
+
+      U(d) >= U(c) + T(u) - (T(u) + cap of U(c)) * M(u)     u in class c, d downstream of c
+      U(c) <= R - slowest T of c
+
+* larger ones by rows of long paths (`backups_cover`);
+* the largest by the greedy search, with the packing bound (`backups_search`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import highspy
+import numpy as np
+
+from anabranch.planning.backups import (
+    BackupPlan,
+    BackupProblem,
+    plan_of,
+    require_feasible,
+)
+from anabranch.planning.backups_cover import RowProgram, cover
+from anabranch.planning.backups_hosts import hosted_backups
+from anabranch.planning.backups_reduce import ReducedProblem, reduce
+from anabranch.planning.backups_search import (
+    LongPaths,
+    cut_greedily,
+    packing_bound,
+    prune,
+    repair,
+)
+
+# Measured on random graphs: below PROGRAM_TASKS the program with classes is the faster one,
+# above ROW_TASKS candidates the rows do not converge within seconds.
+PROGRAM_TASKS = 400
+ROW_TASKS = 2500
+
+# Cells of the path sweeps spent on the packing bound: about two seconds on one core.
+PACKING_CELLS = 150_000_000
+
+
+@dataclass(frozen=True)
+class _PartPlan:
+    """Backups of one part, in its own numbers, with a proven lower bound on their cost."""
+
+    backups: Collection[int]
+    lower_bound: float
+
+
+def optimal_backups(
+    problem: BackupProblem, keep: Iterable[str] = (), time_limit_s: float = 10.0
+) -> BackupPlan:
+    """The cheapest plan; if the time runs out, the best found, with its proven bound.
+
+    Among plans of equal cost it has as many of the backups in `keep` as possible: what runs
+    already need not be started.
+    """
+    require_feasible(problem)
+    kept = problem.graph.numbers(keep)
+    step = cost_step(problem.cost)
+    nudge = _nudge(problem, step) if kept else 0.0
+    nudged = replace(
+        problem,
+        cost=tuple(
+            c + (nudge if kept and v not in kept else 0.0) for v, c in enumerate(problem.cost)
+        ),
+    )
+    fine = nudge if kept and step else step
+    if problem.hosts is not None:
+        chosen, bound = hosted_backups(nudged, fine, time_limit_s)
+    else:
+        chosen, bound = _by_parts(nudged, fine, time_limit_s)
+    # All nudges together stay below half a step, so taking them off loses nothing.
+    return plan_of(problem, "exact", chosen, round_up(bound - nudge * len(problem.graph), step))
+
+
+def replan_backups(
+    problem: BackupProblem, existing: Iterable[str], time_limit_s: float = 10.0
+) -> BackupPlan:
+    """Plan again after a scaling: the cheapest plan that keeps most of the existing backups.
+
+    Tasks that the scaling removed are forgotten.
+    """
+    left = [name for name in existing if name in problem.graph.number]
+    return optimal_backups(problem, left, time_limit_s)
+
+
+def cost_step(costs: Iterable[float]) -> float:
+    """The largest step of which every cost is a multiple, or 0 if there is no sensible one."""
+    distinct = sorted(set(costs))
+    fractions = [Fraction(c).limit_denominator(1000) for c in distinct]
+    if not np.allclose([float(f) for f in fractions], distinct, rtol=1e-12, atol=0.0):
+        return 0.0
+    denominator = math.lcm(*(f.denominator for f in fractions))
+    whole = math.gcd(*(int(f * denominator) for f in fractions))
+    return whole / denominator if denominator < 10**6 else 0.0
+
+
+def round_up(bound: float, step: float) -> float:
+    """A bound on sums of steps is itself a sum of steps; a hair below counts as reached."""
+    return max(0.0, math.ceil(bound / step - 1e-6) * step if step else bound * (1 - 1e-9))
+
+
+def _nudge(problem: BackupProblem, step: float) -> float:
+    """What a new backup costs more than one that exists: too little to change the total."""
+    least = step or 1e-6 * min((c for c in problem.cost if c > 0), default=1.0)
+    return least / (2 * (len(problem.graph) + 1))
+
+
+def _by_parts(problem: BackupProblem, step: float, time_limit_s: float) -> tuple[set[int], float]:
+    reduction = reduce(problem)
+    chosen = set(reduction.forced)
+    bound = problem.cost_of(chosen)
+    for part in reduction.parts:
+        planned = _plan_part(part, step, time_limit_s / len(reduction.parts))
+        chosen.update(part.origin[v] for v in planned.backups)
+        bound += planned.lower_bound
+    return chosen, bound
+
+
+def _plan_part(part: ReducedProblem, step: float, time_limit_s: float) -> _PartPlan:
+    if len(part.cost) <= PROGRAM_TASKS:
+        return _by_program(part, step, time_limit_s)
+    paths = LongPaths(part)
+    greedy = cut_greedily(part, paths)
+    if sum(part.candidate) > ROW_TASKS:
+        rounds = max(30, min(400, PACKING_CELLS // (part.edges * (paths.grid + 1))))
+        return _PartPlan(greedy, round_up(packing_bound(part, paths, rounds), step))
+    program = RowProgram(part.cost, part.candidate, 0.999 * step)
+    found = cover(program, paths.cheapest, time_limit_s)
+    bound = round_up(found.lower_bound, step)
+    if found.chosen is None:
+        return _PartPlan(greedy, bound)
+    # The grid may have rounded paths away: repaired, the plan may cost more than the bound.
+    whole = prune(part, repair(part, found.chosen))
+    return _PartPlan(min(whole, greedy, key=lambda plan: _cost(part, plan)), bound)
+
+
+def _cost(part: ReducedProblem, plan: Collection[int]) -> float:
+    return math.fsum(part.cost[v] for v in plan)
+
+
+def _by_program(part: ReducedProblem, step: float, time_limit_s: float) -> _PartPlan:
+    """The program with classes; what it leaves over the bound by rounding is repaired."""
+    tasks = len(part.cost)
+    solver = _program(part, _classes(part))
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.setOptionValue("mip_abs_gap", 0.999 * step)
+    solver.setOptionValue("time_limit", time_limit_s)
+    solver.run()
+    info = solver.getInfo()
+    values = solver.getSolution().col_value[:tasks]
+    plan: Collection[int] = prune(part, repair(part, {v for v in range(tasks) if values[v] > 0.5}))
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        plan = min(plan, cut_greedily(part, LongPaths(part)), key=lambda p: _cost(part, p))
+    return _PartPlan(plan, round_up(max(0.0, info.mip_dual_bound), step))
+
+
+def _classes(part: ReducedProblem) -> list[list[int]]:
+    """Tasks with the same neighbours, in the order of their first member."""
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for v in range(len(part.cost)):
+        groups.setdefault((part.upstream[v], part.downstream[v]), []).append(v)
+    return list(groups.values())
+
+
+def _program(part: ReducedProblem, classes: list[list[int]]) -> highspy.Highs:
+    """Columns: M of each task, then U of each class."""
+    tasks, times = len(part.cost), part.reprocess_s
+    of = {v: c for c, members in enumerate(classes) for v in members}
+    waits = _longest_waits(part)
+    solver = highspy.Highs()
+    solver.silent()
+    for v in range(tasks):
+        solver.addVar(0.0, 1.0 if part.candidate[v] else 0.0)
+        solver.changeColCost(v, part.cost[v])
+        solver.changeColIntegrality(v, highspy.HighsVarType.kInteger)
+    caps = []
+    for members in classes:
+        slowest = max(times[v] for v in members)
+        caps.append(min(part.limit_s - slowest, waits[members[0]]))
+        solver.addVar(0.0, caps[-1])
+    for c, members in enumerate(classes):
+        for d in sorted({of[w] for w in part.downstream[members[0]]}):
+            for u in members:
+                row = [(tasks + d, 1.0), (tasks + c, -1.0), (u, times[u] + caps[c])]
+                _add_row(solver, times[u], row)
+        for slow, fast in _dominance(part, members):
+            _add_row(solver, 0.0, [(slow, 1.0), (fast, -1.0)])
+    return solver
+
+
+def _dominance(part: ReducedProblem, members: list[int]) -> list[tuple[int, int]]:
+    """Within a class the slower task is backed up first, if it costs no more."""
+    ranked = sorted(
+        (v for v in members if part.candidate[v]),
+        key=lambda v: (-part.reprocess_s[v], part.cost[v]),
+    )
+    return [(slow, fast) for slow, fast in pairwise(ranked) if part.cost[slow] <= part.cost[fast]]
+
+
+def _longest_waits(part: ReducedProblem) -> list[float]:
+    """U of each task if nothing were backed up."""
+    latency = list(part.reprocess_s)
+    waits = [0.0] * len(latency)
+    for v in part.order:
+        waits[v] = max((latency[u] for u in part.upstream[v]), default=0.0)
+        latency[v] += waits[v]
+    return waits
+
+
+def _add_row(solver: highspy.Highs, least: float, row: list[tuple[int, float]]) -> None:
+    columns = np.asarray([column for column, _ in row], dtype=np.int32)
+    values = np.asarray([value for _, value in row])
+    solver.addRow(least, highspy.kHighsInf, len(row), columns, values)
