@@ -32,7 +32,8 @@ from anabranch.spark.java import find_java
 from anabranch.spark.session import SETTINGS, executors
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 60.0
+# Four times what three nodes took to start on two cores shared with other work.
+START_TIMEOUT_S = 180.0
 POLL_S = 0.02
 # A crashed process is seen by its closed connection; this is for one that hangs. Workers send a
 # heartbeat every quarter of it.

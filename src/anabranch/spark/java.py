@@ -38,7 +38,7 @@ class JavaInfo:
 def find_java(
     environ: Mapping[str, str] | None = None, jvm_directory: Path = JVM_DIRECTORY
 ) -> JavaInfo:
-    """The first Java of at least MIN_JAVA_VERSION, else a ClusterError that says what to install."""
+    """The first Java that is new enough, else a ClusterError that says what to install."""
     environ = os.environ if environ is None else environ
     too_old: list[str] = []
     for home in _candidates(environ, jvm_directory):

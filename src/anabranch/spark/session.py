@@ -69,7 +69,8 @@ def check_session(spark: SparkSession) -> None:
             "with SparkSession.builder.master(...) instead of .remote(...)"
         )
     if _numbers(spark.version) < MIN_SPARK:
-        raise ConfigError(f"Spark {spark.version} is too old: install pyspark 4.0 or newer")
+        least = ".".join(map(str, MIN_SPARK))
+        raise ConfigError(f"Spark {spark.version} is too old: install pyspark>={least}")
     conf = spark.sparkContext.getConf()
     _check_slots(spark.sparkContext.master, conf)
     for key in (

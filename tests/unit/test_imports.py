@@ -1,0 +1,136 @@
+"""The direction of imports, and that only spark/ needs pyspark."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anabranch
+
+PACKAGE = Path(anabranch.__file__).parent
+# A package imports only what stands to its left.
+ORDER = (
+    "errors",
+    "model",
+    "planning",
+    "control",
+    "operators",
+    "storage",
+    "node",
+    "spark",
+    "api",
+    "dashboard",
+    "cli",
+)
+# The simulator drives the pure planes; nothing of the product imports it but the command line.
+SIM_MAY = {"errors", "model", "planning", "control", "operators", "storage", "node"}
+
+BLOCKED_IMPORT = """
+import importlib, json, pkgutil, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("pyspark", "py4j"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+import anabranch
+failed, done = {}, []
+
+def load(package):
+    for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if info.name in ("anabranch.spark", "anabranch.cli") or info.name.endswith("__main__"):
+            continue
+        try:
+            module = importlib.import_module(info.name)
+        except ImportError as error:
+            failed[info.name] = str(error)
+            continue
+        done.append(info.name)
+        if info.ispkg:
+            load(module)
+
+load(anabranch)
+print(json.dumps([failed, done]))
+"""
+
+
+def test_everything_outside_spark_imports_without_pyspark() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", BLOCKED_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    failed, done = json.loads(ran.stdout.splitlines()[-1])
+    assert failed == {}
+    assert "anabranch.errors" in done
+
+
+def imported(source: Path, top_level_only: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, first name below anabranch) of every import of our own packages in a file."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ["anabranch", *source.relative_to(PACKAGE).parts[:-1]]
+            start = base[: len(base) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "anabranch" and len(parts) > 1:
+                yield node.lineno, parts[1]
+
+
+def owner(source: Path) -> str:
+    return source.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def may_import(importer: str, target: str) -> bool:
+    if importer == target or target not in {*ORDER, "sim"}:
+        return True
+    if importer == "sim":
+        return target in SIM_MAY
+    if target == "sim":
+        return importer == "cli"
+    return ORDER.index(target) < ORDER.index(importer)
+
+
+def sources() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE] + [
+        path for path in sorted(PACKAGE.glob("*.py")) if not path.name.startswith("__")
+    ]
+
+
+def test_every_package_has_its_place() -> None:
+    assert {owner(source) for source in sources()} <= {*ORDER, "sim"}
+
+
+def test_imports_go_only_downward() -> None:
+    wrong = [
+        f"{source.relative_to(PACKAGE)}:{line} imports {target}"
+        for source in sources()
+        for line, target in imported(source)
+        if not may_import(owner(source), target)
+    ]
+    assert wrong == []
+
+
+def test_the_api_imports_spark_only_inside_functions() -> None:
+    api = PACKAGE / "api.py"
+    found = imported(api, top_level_only=True) if api.exists() else iter(())
+    assert [line for line, target in found if target == "spark"] == []
+
+
+def test_an_upward_import_is_seen() -> None:
+    assert not may_import("control", "spark")
+    assert not may_import("model", "planning")
+    assert not may_import("sim", "spark")
+    assert may_import("spark", "errors")
+    assert may_import("api", "spark")
