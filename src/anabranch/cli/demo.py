@@ -1,0 +1,228 @@
+"""`anabranch demo`: a windowed word count on generated sentences, checked by a recount.
+
+The recount shares nothing with the operators: plain Python over the raw input files. It covers
+every window that the final watermark closed, and the last file moves the watermark past the
+window of the last sentence, so it covers all sentences but that file's one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from anabranch.api import Topology
+from anabranch.cli.meter import Meter
+from anabranch.cli.running import StopSignal, session_on, summarise, watch
+from anabranch.errors import ConfigError, StorageError
+from anabranch.generators import Sentences
+from anabranch.model.duration import microseconds, parse_duration
+from anabranch.operators.aggregates import Count
+from anabranch.operators.windows import WINDOW_START, tumbling
+from anabranch.storage.sinks import Parquet
+
+SENTENCES_PER_S = 2_000
+FILE_EVERY_S = 0.5
+SEED = 1
+_FILE_SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("sentence", pa.string())])
+
+WindowedCounts = Counter[tuple[int, str]]  # (window start in µs, word) → how often
+
+
+def word_count(source: Path, output: Path, window: str) -> Topology:
+    """Source → splitter → counter per word and window → Parquet."""
+
+    def read(spark: Any) -> Any:
+        return spark.readStream.schema("ts timestamp, sentence string").parquet(str(source))
+
+    # Nested, so that it is sent to nodes by value and they need not import the command line.
+    def split(sentences: pl.DataFrame) -> pl.DataFrame:
+        return sentences.select("ts", word=pl.col("sentence").str.split(" ")).explode("word")
+
+    topology = Topology("word_count")
+    (
+        topology.source("sentences", read, time="ts")
+        .flat_map("splitter", split)
+        .key_by("word")
+        .window(tumbling(window), time="ts")
+        .aggregate("counter", n=Count())
+        .to("counts", Parquet(str(output)))
+    )
+    return topology
+
+
+class SentenceWriter:
+    """A thread that writes sentences as they would arrive: a file every half second."""
+
+    def __init__(self, directory: Path, duration_s: float, window_us: int) -> None:
+        self.rows = 0
+        self.done = threading.Event()
+        self.error: OSError | None = None
+        self._directory = directory
+        self._duration_s = duration_s
+        self._window_us = window_us
+        self._sentences = Sentences(SEED)
+        self._numbers = itertools.count(1)
+        self._cut_short = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="sentences", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Write no more than the last file; returns when it is there."""
+        self._cut_short.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            self._write_all()
+        except OSError as e:
+            self.error = e
+        finally:
+            self.done.set()
+
+    def _write_all(self) -> None:
+        start = last_us = time.time_ns() // 1_000
+        end = start + int(self._duration_s * 1e6)
+        while last_us < end and not self._cut_short.wait(FILE_EVERY_S):
+            now_us = min(end, time.time_ns() // 1_000)
+            due = (now_us - start) * SENTENCES_PER_S // 1_000_000 - self.rows
+            step = max(1, (now_us - last_us) // max(1, due))
+            self._write([min(last_us + i * step, now_us - 1) for i in range(due)])
+            last_us = now_us
+        # One sentence at the end of the last window closes it.
+        self._write([-(-last_us // self._window_us) * self._window_us])
+
+    def _write(self, times_us: list[int]) -> None:
+        if not times_us:
+            return
+        rows = [pa.array(times_us, pa.int64()), self._sentences.take(len(times_us))]
+        table = pa.table(rows, names=_FILE_SCHEMA.names).cast(_FILE_SCHEMA)
+        name = f"{next(self._numbers):06d}.parquet"
+        # Written under a name that Spark ignores, then renamed: it never reads half a file.
+        hidden = self._directory / f".{name}"
+        pq.write_table(table, hidden)
+        hidden.rename(self._directory / name)
+        self.rows += len(times_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """The output against the truth, in counted words."""
+
+    windows: int
+    words: int
+    lost: int
+    duplicated: int
+
+
+def recount(source: Path, output: Path, window_us: int) -> Recount:
+    """Count the raw files again; every closed window must be there, exactly and once."""
+    truth: WindowedCounts = Counter()
+    watermark_us = 0
+    for file in sorted(source.glob("[0-9]*.parquet")):
+        table = pq.read_table(file)
+        times = table.column("ts").cast(pa.int64()).to_pylist()
+        for time_us, sentence in zip(times, table.column("sentence").to_pylist(), strict=True):
+            watermark_us = max(watermark_us, time_us)
+            start = time_us // window_us * window_us
+            truth.update((start, word) for word in sentence.split(" "))
+    closed: WindowedCounts = Counter(
+        {k: n for k, n in truth.items() if k[0] + window_us <= watermark_us}
+    )
+    found = _read_counts(output)
+    return Recount(
+        windows=len({start for start, _ in closed}),
+        words=closed.total(),
+        lost=(closed - found).total(),
+        duplicated=(found - closed).total(),
+    )
+
+
+def _read_counts(output: Path) -> WindowedCounts:
+    found: WindowedCounts = Counter()
+    for file in sorted(output.glob("slice=*/*.parquet")):
+        table = pq.ParquetFile(file).read()
+        starts = table.column(WINDOW_START).cast(pa.int64()).to_pylist()
+        words, counts = table.column("word").to_pylist(), table.column("n").to_pylist()
+        for start, word, n in zip(starts, words, counts, strict=True):
+            found[(start, word)] += n
+    return found
+
+
+def run_demo(console: Console, seconds: float, nodes: int, window: str = "30s") -> bool:
+    """Run, recount, say how it went; True when nothing was lost or duplicated.
+
+    Input and checkpoint are deleted at the end; the output stays if the recount was reached.
+    """
+    if seconds <= 0:
+        raise ConfigError(f"--seconds is {seconds}; give at least 1")
+    root = Path(tempfile.mkdtemp(prefix="anabranch-demo-"))
+    kept = False
+    try:
+        exact = _run(console, root, seconds, nodes, parse_duration(window))
+        kept = True
+        return exact
+    finally:
+        for part in ("in", "checkpoint") if kept else (".",):
+            shutil.rmtree(root / part, ignore_errors=True)
+
+
+def _run(console: Console, root: Path, seconds: float, nodes: int, window: timedelta) -> bool:
+    source, output = root / "in", root / "counts"
+    source.mkdir()
+    window_us = microseconds(window)
+    topology = word_count(source, output, f"{window_us}us")
+    console.print(
+        f"starting a cluster of {nodes} nodes on this machine; then {seconds:g} s of about "
+        f"{SENTENCES_PER_S:,} sentences/s, counted by word in windows of "
+        f"{window.total_seconds():g} s (Ctrl-C ends it early)",
+        highlight=False,
+    )
+    writer = SentenceWriter(source, seconds, window_us)
+    stop = StopSignal()
+    with session_on(None, nodes, topology.name) as spark, stop.installed():
+        job = topology.start(spark, checkpoint=root / "checkpoint")
+        started = time.monotonic()
+        writer.start()
+        try:
+            meter = watch(job, topology.plan(), console, lambda m: _all_read(writer, stop, m))
+        finally:
+            writer.finish()
+        elapsed = time.monotonic() - started
+    if writer.error is not None:
+        raise StorageError(f"the demo cannot write its input: {writer.error}") from writer.error
+    console.print(summarise(meter, elapsed), highlight=False)
+    return _judge(console, recount(source, output, window_us), output)
+
+
+def _all_read(writer: SentenceWriter, stop: StopSignal, meter: Meter) -> bool:
+    """Is the end of the input read? Ctrl-C brings that end forward."""
+    if stop.requested.is_set():
+        writer.finish()
+    return writer.done.is_set() and (writer.error is not None or meter.rows >= writer.rows)
+
+
+def _judge(console: Console, result: Recount, output: Path) -> bool:
+    console.print(
+        f"recount from the raw files: {result.words:,} words in {result.windows} windows: "
+        f"lost {result.lost:,}, duplicated {result.duplicated:,}",
+        style="bold green" if not (result.lost or result.duplicated) else "bold red",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"output: {output}", highlight=False, soft_wrap=True)
+    return not (result.lost or result.duplicated)

@@ -1,0 +1,60 @@
+"""How the command line ends when something is wrong: one sentence and exit status 1.
+
+A stack trace is for whoever asks for it with `--verbose`; the sentence comes first even then.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from anabranch.errors import AnabranchError, EnvironmentFault, InvariantError
+
+_VERBOSE = "anabranch.verbose"  # in the context's meta, which all commands of one call share
+
+
+def _remember(context: typer.Context, verbose: bool) -> bool:
+    if verbose:
+        context.meta[_VERBOSE] = True
+    return verbose
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", callback=_remember, help="After an error, show its stack trace.", is_eager=True
+    ),
+]
+
+
+class Commands(TyperGroup):
+    """A group whose commands raise freely; the outermost one reports."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.parent is not None:
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except AnabranchError as error:
+            report(error, bool(ctx.meta.get(_VERBOSE)))
+            raise typer.Exit(1) from None
+
+
+def report(error: AnabranchError, verbose: bool) -> None:
+    """Print the sentence to stderr, then what the error itself cannot know."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    if isinstance(error, EnvironmentFault) and error.retry_safe:
+        console.print("Nothing committed is lost: the same command may be given again.")
+    elif isinstance(error, InvariantError):
+        console.print("This is a bug in Anabranch; please report it with the trace of --verbose.")
+    if not verbose:
+        return
+    if detail := error.fields.get("detail"):  # of a user's function that raised on a node
+        console.print(escape(str(detail)))
+    console.print(escape("".join(traceback.format_exception(error))))

@@ -1,0 +1,105 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anabranch.api import describe as describe_topology
+from anabranch.cli.demo import run_demo
+from anabranch.cli.errors import Commands, Verbose
+from anabranch.cli.loading import load_topology
+from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
+from anabranch.model.duration import parse_duration
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reliable, elastic, balanced stream processing on PySpark.",
+)
+
+TopologyArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:ATTRIBUTE",
+        help="A topology, or a function without arguments that returns one.",
+    ),
+]
+
+
+@app.callback()
+def root(verbose: Verbose = False) -> None:
+    quiet_py4j()
+
+
+@app.command()
+def run(
+    topology: TopologyArgument,
+    checkpoint: Annotated[
+        Path,
+        typer.Option(help="Directory that this machine and all nodes reach; names the job's past."),
+    ],
+    nodes: Annotated[
+        int, typer.Option(help="Nodes to start here, or executors to ask from --master.")
+    ] = 3,
+    slice: Annotated[str, typer.Option(help="How often a slice begins.")] = "1s",
+    checkpoint_interval: Annotated[
+        str, typer.Option(help="How often state is checkpointed.")
+    ] = "10s",
+    max_rows: Annotated[
+        int | None, typer.Option(help="Cut larger batches into slices of this many rows.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="A Spark cluster, instead of one started here.")
+    ] = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End when the data there is now is processed.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a topology and show what it does. Ctrl-C stops it gracefully, with a checkpoint."""
+    loaded = load_topology(topology)
+    plan = loaded.plan()
+    for duration in (slice, checkpoint_interval):
+        parse_duration(duration)  # before a cluster is started for nothing
+    console = Console()
+    where = master or f"a cluster of {nodes} nodes on this machine"
+    console.print(f"starting {loaded.name} on {where} …", highlight=False)
+    stop = StopSignal()
+    with session_on(master, nodes, loaded.name) as spark, stop.installed():
+        job = loaded.start(
+            spark,
+            checkpoint=checkpoint,
+            slice=slice,
+            checkpoint_interval=checkpoint_interval,
+            max_rows_per_slice=max_rows,
+            available_now=available_now,
+        )
+        started = time.monotonic()
+        meter = watch(job, plan, console, lambda _: stop.requested.is_set())
+        elapsed = time.monotonic() - started
+    console.print(summarise(meter, elapsed), highlight=False)
+    console.print(f"checkpoint: {checkpoint.absolute()}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def describe(topology: TopologyArgument, verbose: Verbose = False) -> None:
+    """Show a topology: its chains by wave, their operators, keys and shuffles."""
+    typer.echo(describe_topology(load_topology(topology)))
+
+
+@app.command()
+def demo(
+    seconds: Annotated[int, typer.Option(help="How long rows are generated.")] = 60,
+    nodes: Annotated[int, typer.Option(help="Nodes to start on this machine.")] = 3,
+    verbose: Verbose = False,
+) -> None:
+    """Count words in windows of 30 seconds, then recount them from the raw files."""
+    if not run_demo(Console(), seconds=seconds, nodes=nodes):
+        raise typer.Exit(1)

@@ -1,0 +1,90 @@
+"""Figures for the live view and the summary, folded from the progress of slices.
+
+Pure: time is handed in. Latency is that of the slice's Spark job; replayed slices count for
+neither rate nor latency, because their rows were counted when they first ran.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from anabranch.spark.progress import Progress
+
+RATE_WINDOW_MS = 10_000
+LATENCIES_KEPT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds from the start of a slice's Spark job to the last node's report."""
+
+    last: float
+    median: float
+    p99: float
+
+
+class Meter:
+    """The owner of the totals of one run."""
+
+    def __init__(self) -> None:
+        self.newest: Progress | None = None
+        self.slices = 0
+        self.replayed = 0
+        self.rows = 0
+        self.late_rows = 0
+        self.rows_to_sinks = 0
+        self.rows_by_operator: dict[str, int] = {}
+        self._first_ms: int | None = None
+        self._recent: deque[tuple[int, int]] = deque()  # (start in ms, rows)
+        self._seconds: deque[float] = deque(maxlen=LATENCIES_KEPT)
+
+    def observe(self, slices: Iterable[Progress]) -> None:
+        """Take in slices, oldest first; those seen before are skipped."""
+        for progress in slices:
+            if self.newest is None or progress.slice > self.newest.slice:
+                self.newest = progress
+                self._fold(progress)
+
+    def _fold(self, progress: Progress) -> None:
+        if progress.replay:
+            self.replayed += 1
+            return
+        self.slices += 1
+        self.rows += progress.rows_in
+        self.late_rows += progress.late_rows
+        self.rows_to_sinks += progress.rows_to_sinks
+        for operator, rows in progress.rows_by_operator.items():
+            self.rows_by_operator[operator] = self.rows_by_operator.get(operator, 0) + rows
+        if self._first_ms is None:
+            self._first_ms = progress.processing_ms
+        self._recent.append((progress.processing_ms, progress.rows_in))
+        self._seconds.append(progress.seconds)
+
+    def rate(self, now_ms: int) -> float:
+        """Rows per second over the last ten seconds, or since the first slice if that is less."""
+        if self._first_ms is None:
+            return 0.0
+        start = now_ms - RATE_WINDOW_MS
+        while self._recent and self._recent[0][0] < start:
+            self._recent.popleft()
+        span = max(1_000, min(RATE_WINDOW_MS, now_ms - self._first_ms))
+        return sum(rows for _, rows in self._recent) * 1_000 / span
+
+    def latency(self) -> Latency | None:
+        if not self._seconds:
+            return None
+        ordered = sorted(self._seconds)
+        return Latency(self._seconds[-1], _quantile(ordered, 0.5), _quantile(ordered, 0.99))
+
+    def lag_s(self, now_ms: int) -> float | None:
+        """How far the watermark is behind the clock; None without event time."""
+        if self.newest is None or self.newest.watermark_us is None:
+            return None
+        return now_ms / 1e3 - self.newest.watermark_us / 1e6
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    """The smallest value that at least this share of all values does not exceed."""
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

@@ -1,0 +1,161 @@
+"""Running a topology under the command line: a cluster, a job, its view, a graceful end.
+
+Ctrl-C asks for a graceful stop (the slice in hand is finished and checkpointed); a second one
+gives up at once, which a restart with the same checkpoint directory repairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anabranch.api import Job
+from anabranch.cli.meter import Meter
+from anabranch.cli.view import REFRESHES_PER_S, View, megabytes, seconds
+from anabranch.errors import AnabranchError, ClusterError
+from anabranch.model.plan import Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXECUTORS_TIMEOUT_S = 120.0  # a cluster manager may have to start containers first
+
+
+@contextlib.contextmanager
+def session_on(master: str | None, nodes: int, app_name: str) -> Iterator[SparkSession]:
+    """A session with `nodes` executors: of a cluster of our own, or asked from `master`."""
+    if master is None:
+        from anabranch.spark.embedded import EmbeddedCluster
+
+        with EmbeddedCluster(nodes=nodes) as cluster:
+            yield cluster.session(app_name)
+        return
+    spark = _connect(master, nodes, app_name)
+    try:
+        _await_executors(spark, master, nodes)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _connect(master: str, nodes: int, app_name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from anabranch.spark.java import find_java
+    from anabranch.spark.session import SETTINGS
+
+    os.environ.setdefault("JAVA_HOME", str(find_java().home))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    asked = {"spark.cores.max": str(nodes), "spark.executor.instances": str(nodes)}
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for key, value in {**asked, **SETTINGS}.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as e:
+        reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        raise ClusterError(f"there is no Spark session on {master}: {reason.strip()}") from e
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _await_executors(spark: SparkSession, master: str, nodes: int) -> None:
+    from anabranch.spark.session import check_session, executors
+
+    check_session(spark)
+    deadline = time.monotonic() + EXECUTORS_TIMEOUT_S
+    while (joined := len(executors(spark))) < nodes:
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"{joined} of {nodes} executors joined from {master} within "
+                f"{EXECUTORS_TIMEOUT_S:.0f} s; free some of its cores, or ask for fewer --nodes"
+            )
+        time.sleep(0.1)
+
+
+class StopSignal:
+    """Turns the first SIGINT or SIGTERM into a request, the second into KeyboardInterrupt.
+
+    PySpark's own handler would cancel the running slice first. Install this one after the session
+    was made, from the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        before = {s: signal.signal(s, self._on) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.requested.is_set():
+            raise KeyboardInterrupt
+        self.requested.set()
+
+
+def watch(
+    job: Job,
+    plan: Plan,
+    console: Console,
+    is_over: Callable[[Meter], bool],
+) -> Meter:
+    """Show the job until it ends by itself or `is_over` says so; then stop it gracefully.
+
+    Raises what ended the job. Returns what it did.
+    """
+    meter = Meter()
+    view = View(console, plan, meter)
+    try:
+        with view.shown():
+            while not job.await_termination(1 / REFRESHES_PER_S):
+                meter.observe(job.recent_progress)
+                view.refresh()
+                if is_over(meter):
+                    break
+            if job.is_active:
+                job.stop()
+            job.await_termination()
+            meter.observe(job.recent_progress)
+            view.refresh()
+    except BaseException:
+        with contextlib.suppress(AnabranchError):
+            job.stop()
+        raise
+    return meter
+
+
+def summarise(meter: Meter, elapsed_s: float) -> str:
+    """What a run did, in a few lines."""
+    newest, latency = meter.newest, meter.latency()
+    if newest is None or latency is None:
+        return f"no new rows in {seconds(elapsed_s)}"
+    lines = [
+        f"{meter.rows:,} rows in {meter.slices:,} slices and {seconds(elapsed_s)}, "
+        f"{meter.rows_to_sinks:,} rows to sinks"
+        + (f", {meter.late_rows:,} late rows" if meter.late_rows else ""),
+        f"slice latency: median {seconds(latency.median)}, p99 {seconds(latency.p99)}",
+        f"state: {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}",
+    ]
+    if meter.replayed:
+        lines.append(f"restart: {meter.replayed:,} slices replayed")
+    return "\n".join(lines)
+
+
+def quiet_py4j() -> None:
+    """py4j logs the trace of every exception that passes through it; ours come as a sentence."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)

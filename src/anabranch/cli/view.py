@@ -1,0 +1,152 @@
+"""The live view of a running job: tables in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from anabranch.cli.meter import Meter
+from anabranch.model.plan import Plan
+
+REFRESHES_PER_S = 4
+LINE_EVERY_S = 5.0  # without a terminal
+
+
+class View:
+    """Shows a meter; `refresh` as often as you like, it draws when there is something new."""
+
+    def __init__(self, console: Console, plan: Plan, meter: Meter) -> None:
+        self._console = console
+        self._plan = plan
+        self._meter = meter
+        self._live: Live | None = None
+        self._line_due = 0.0
+        self._printed_slice = 0
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Keep the view on the screen; it stays there, as it was last, afterwards."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False) as self._live:
+            yield
+        self._live = None
+
+    def refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(tables(self._plan, self._meter, _now_ms()), refresh=True)
+            return
+        newest = self._meter.newest
+        if newest is None or newest.slice == self._printed_slice:
+            return
+        if time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + LINE_EVERY_S
+            self._printed_slice = newest.slice
+            self._console.print(line(self._meter, _now_ms()), soft_wrap=True, highlight=False)
+
+
+def line(meter: Meter, now_ms: int) -> str:
+    """The state of the job in one line."""
+    newest, latency = meter.newest, meter.latency()
+    if newest is None:
+        return "waiting for the first rows"
+    parts = [f"slice {newest.slice}", f"{meter.rate(now_ms):,.0f} rows/s"]
+    if latency is not None:
+        parts.append(f"latency {seconds(latency.last)} (median {seconds(latency.median)})")
+    parts.append(f"state {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}")
+    lag = meter.lag_s(now_ms)
+    if lag is not None:
+        parts.append(f"lag {seconds(lag)}")
+    parts.append(f"{len(newest.nodes)} nodes")
+    return " · ".join(parts)
+
+
+def tables(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
+    """Everything: headline, operators, nodes."""
+    if meter.newest is None:
+        return Text(f"{plan.topology.name}: waiting for the first rows …")
+    return Group(_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter))
+
+
+def _headline(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
+    newest, latency, lag = meter.newest, meter.latency(), meter.lag_s(now_ms)
+    assert newest is not None
+    grid = Table.grid(padding=(0, 3))
+    grid.add_row(
+        Text(plan.topology.name, style="bold"),
+        f"slice {newest.slice}" + (" (replay)" if newest.replay else ""),
+        Text(f"{meter.rate(now_ms):,.0f} rows/s", style="bold green"),
+        f"{meter.rows:,} rows",
+    )
+    if latency is not None:
+        grid.add_row(
+            "slice latency",
+            f"last {seconds(latency.last)}",
+            f"median {seconds(latency.median)}",
+            f"p99 {seconds(latency.p99)}",
+        )
+    if newest.watermark_us is not None and lag is not None:
+        when = datetime.fromtimestamp(newest.watermark_us / 1e6, UTC)
+        late = f"{meter.late_rows:,} late rows"
+        grid.add_row("watermark", f"{when:%Y-%m-%d %H:%M:%S}Z", f"lag {seconds(lag)}", late)
+    return grid
+
+
+def _operators(plan: Plan, meter: Meter) -> Table:
+    """In topological order; state is shown with the first operator of the chain that holds it."""
+    newest = meter.newest
+    assert newest is not None
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("operator")
+    for title in ("rows in slice", "rows in all", "state rows", "state size"):
+        table.add_column(title, justify="right")
+    for op in plan.topology.operators:
+        if op.name not in meter.rows_by_operator:
+            continue  # a sink makes no rows
+        state = newest.state_by_operator.get(op.name)
+        table.add_row(
+            op.name,
+            f"{newest.rows_by_operator.get(op.name, 0):,}",
+            f"{meter.rows_by_operator[op.name]:,}",
+            f"{state[0]:,}" if state else "",
+            megabytes(state[1]) if state else "",
+        )
+    table.add_row("sinks", f"{newest.rows_to_sinks:,}", f"{meter.rows_to_sinks:,}", "", "")
+    return table
+
+
+def _nodes(meter: Meter) -> Table:
+    assert meter.newest is not None
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for title in ("node", "pid", "memory", "partitions"):
+        table.add_column(title, justify="right")
+    for node, (pid, memory, partitions) in meter.newest.nodes.items():
+        table.add_row(node, str(pid), megabytes(memory), str(partitions))
+    return table
+
+
+def seconds(value: float) -> str:
+    """A span of time as a person says it."""
+    if abs(value) < 1:
+        return f"{value * 1e3:.0f} ms"
+    if abs(value) < 120:
+        return f"{value:.1f} s"
+    if abs(value) < 7_200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3_600:.0f} h" if abs(value) < 172_800 else f"{value / 86_400:.0f} days"
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
