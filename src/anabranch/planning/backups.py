@@ -22,6 +22,8 @@ from anabranch.planning.graph import TaskGraph
 
 # Sums of decimal fractions miss their exact value by a few ulps: 0.1 + 0.2 must fit in 0.3.
 ROUNDING = 1e-9
+# A cost within this of the bound is the bound: the tolerance of the solvers that prove it.
+PROOF = 1e-6
 
 _Value = TypeVar("_Value")
 
@@ -116,7 +118,7 @@ class BackupPlan:
     @property
     def optimal(self) -> bool:
         """Proven: no plan is cheaper."""
-        return self.cost <= self.lower_bound + ROUNDING * max(1.0, self.cost)
+        return self.cost <= self.lower_bound * (1 + PROOF)
 
     @property
     def gap_pct(self) -> float:

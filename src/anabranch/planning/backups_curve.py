@@ -51,7 +51,7 @@ def tradeoff(problem: BackupProblem, time_limit_s: float = 10.0) -> tuple[CurveP
     intervals = [(0, last)]
     while intervals:
         low, high = intervals.pop()
-        if high - low > 1 and at(low).cost > at(high).cost:
+        if at(low).cost > at(high).cost and high - low > 1:
             middle = (low + high) // 2
             intervals += [(low, middle), (middle, high)]
     return _steps(plans, least, most, resolution)

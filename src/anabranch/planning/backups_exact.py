@@ -47,6 +47,9 @@ from anabranch.planning.backups_search import (
 PROGRAM_TASKS = 400
 ROW_TASKS = 2500
 
+# The bound in the program's unit of time, so that its tolerances are relative.
+SCALED_LIMIT = 100.0
+
 # Cells of the path sweeps spent on the packing bound: about two seconds on one core.
 PACKING_CELLS = 150_000_000
 
@@ -70,20 +73,21 @@ def optimal_backups(
     require_feasible(problem)
     kept = problem.graph.numbers(keep)
     step = cost_step(problem.cost)
-    nudge = _nudge(problem, step) if kept else 0.0
-    nudged = replace(
-        problem,
-        cost=tuple(
-            c + (nudge if kept and v not in kept else 0.0) for v, c in enumerate(problem.cost)
-        ),
+    unit = step or max(problem.cost) or 1.0  # solvers work to absolute tolerances
+    nudge = _nudge(problem, unit, step) if kept else 0.0
+    costs = tuple(
+        cost / unit + (nudge if kept and v not in kept else 0.0)
+        for v, cost in enumerate(problem.cost)
     )
-    fine = nudge if kept and step else step
+    scaled = replace(problem, cost=costs)
+    fine = 0.0 if not step else nudge or 1.0
     if problem.hosts is not None:
-        chosen, bound = hosted_backups(nudged, fine, time_limit_s)
+        chosen, bound = hosted_backups(scaled, fine, time_limit_s)
     else:
-        chosen, bound = _by_parts(nudged, fine, time_limit_s)
+        chosen, bound = _by_parts(scaled, fine, time_limit_s)
     # All nudges together stay below half a step, so taking them off loses nothing.
-    return plan_of(problem, "exact", chosen, round_up(bound - nudge * len(problem.graph), step))
+    bound = round_up(bound - nudge * len(problem.graph), 1.0 if step else 0.0)
+    return plan_of(problem, "exact", chosen, bound * unit)
 
 
 def replan_backups(
@@ -110,12 +114,12 @@ def cost_step(costs: Iterable[float]) -> float:
 
 def round_up(bound: float, step: float) -> float:
     """A bound on sums of steps is itself a sum of steps; a hair below counts as reached."""
-    return max(0.0, math.ceil(bound / step - 1e-6) * step if step else bound * (1 - 1e-9))
+    return max(0.0, math.ceil(bound / step - 1e-6) * step if step else bound)
 
 
-def _nudge(problem: BackupProblem, step: float) -> float:
+def _nudge(problem: BackupProblem, unit: float, step: float) -> float:
     """What a new backup costs more than one that exists: too little to change the total."""
-    least = step or 1e-6 * min((c for c in problem.cost if c > 0), default=1.0)
+    least = 1.0 if step else 1e-4 * min(c / unit for c in problem.cost if c > 0)
     return least / (2 * (len(problem.graph) + 1))
 
 
@@ -178,7 +182,9 @@ def _classes(part: ReducedProblem) -> list[list[int]]:
 
 def _program(part: ReducedProblem, classes: list[list[int]]) -> highspy.Highs:
     """Columns: M of each task, then U of each class."""
-    tasks, times = len(part.cost), part.reprocess_s
+    tasks = len(part.cost)
+    scale = SCALED_LIMIT / part.limit_s
+    times = [t * scale for t in part.reprocess_s]
     of = {v: c for c, members in enumerate(classes) for v in members}
     waits = _longest_waits(part)
     solver = highspy.Highs()
@@ -190,7 +196,7 @@ def _program(part: ReducedProblem, classes: list[list[int]]) -> highspy.Highs:
     caps = []
     for members in classes:
         slowest = max(times[v] for v in members)
-        caps.append(min(part.limit_s - slowest, waits[members[0]]))
+        caps.append(min(SCALED_LIMIT - slowest, waits[members[0]] * scale))
         solver.addVar(0.0, caps[-1])
     for c, members in enumerate(classes):
         for d in sorted({of[w] for w in part.downstream[members[0]]}):
