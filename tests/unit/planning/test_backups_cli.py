@@ -62,7 +62,11 @@ def test_existing_backups_are_kept_at_equal_cost(tmp_path: Path) -> None:
     content = {"bound_s": 3, "tasks": list("abcd"), "existing": ["b", "zz"]}
     content["edges"] = [["a", "b"], ["b", "c"], ["c", "d"]]
     result = CliRunner().invoke(APP, [str(written(tmp_path, content))], env={"COLUMNS": "120"})
-    rows = [line.split() for line in result.output.splitlines() if "kept" in line]
+    rows = [
+        line.split()
+        for line in result.output.splitlines()
+        if line.startswith("│") and "kept" in line
+    ]
     assert [row[1] for row in rows] == ["b"]
 
 
