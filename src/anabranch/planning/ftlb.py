@@ -12,19 +12,22 @@ Decides which keys change their active task (002, algorithm 3, corrected). In or
 3. **Place it.** Dearest key first: to its replica's task or its home if there is room, else to
    the least loaded task; if that overloads it, cheaper keys are evicted from it, else the next
    task is tried. What fits nowhere goes to the least loaded task, and the plan is not `met`.
+4. **Move replicas**, where they weigh (ρ > 0) and a task is still overloaded; then 2 and 3 again.
 
+Where this misses a limit, or one of the classic planners happens to move less, theirs is taken.
 θ bounds both sides: tasks give down to a level low enough to lift those below (1 - θ)·L̄.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from anabranch.errors import PlanningError
 from anabranch.planning.balance import SLACK, BalancePlan, BalanceProblem, judged
+from anabranch.planning.balance_baselines import plan_min_table, plan_mixed, plan_readj
 from anabranch.planning.routing import NONE, Assignment, Bools, Floats, Ints, reassigned
 
 #: Keys per task that role switching looks at: the dearest.
@@ -35,27 +38,42 @@ EVICTIONS_MAX = 64
 PRICE_STEPS = 10
 #: Shares of the aimed θ tried in turn: a closer aim makes up for keys that do not divide well.
 AIMS = (1.0, 0.7, 0.4, 0.15)
-#: Share of the aim below which a rest is not worth another switched key.
-REST = 0.02
+NEAR_MISS = 3.0
+#: Role switches aim a little closer than they must, since they are free, and may miss by a
+#: little: then nothing is left for migration, and no crowd of small keys is needed to finish.
+SWITCH_AIM = 0.8
+SWITCH_TURNS = 7
+REST = 0.15
 
 
 def plan_ftlb(problem: BalanceProblem, beta: float = 1.0, gamma: float = 1.0) -> BalancePlan:
     """A plan within θ_max and the table limit, or the nearest one found (`met` is false)."""
     if beta <= 0 or gamma < 0:
         raise PlanningError(f"beta is {beta}, gamma {gamma}; give beta > 0 and gamma >= 0")
+    now = judged(problem, problem.current)
+    if now.met or problem.tasks == 1 or problem.mean == 0:
+        return now
+    aim = replace(problem.limits, theta_max=problem.limits.aim, theta_min=None)
+    return judged(problem, _best(replace(problem, limits=aim), beta, gamma).assignment)
+
+
+def _best(problem: BalanceProblem, beta: float, gamma: float) -> BalancePlan:
     best = judged(problem, problem.current)
-    if best.met or problem.tasks == 1 or problem.mean == 0:
-        return best
     for share in AIMS:
         for revert in (False, True):
-            attempt = _Attempt(problem, share * problem.limits.aim, beta, gamma)
+            attempt = _Attempt(problem, share * problem.limits.theta_max, beta, gamma)
             if revert and not attempt.revert_free():
                 continue
             best = min(best, attempt.run(), key=lambda p: _badness(problem, p))
             if best.met and not best.migration.cost:
                 return best
-        if best.met:
-            return best
+        # A closer aim helps a near miss, not a table that is too small.
+        if best.met or best.theta > NEAR_MISS * problem.limits.theta_max:
+            break
+    for classic in (plan_mixed, plan_min_table, plan_readj):
+        best = min(best, classic(problem), key=lambda p: _badness(problem, p))
+        if best.met and not best.migration.cost:
+            break
     return best
 
 
@@ -81,20 +99,27 @@ class _Attempt:
         self.problem = problem
         self.aim = aim * problem.mean
         self.upper = problem.mean + self.aim
-        self.lower = problem.mean - self.aim
         self.beta = beta
         self.gamma = gamma
         self.assignment = problem.current
 
     def run(self) -> BalancePlan:
         switched = self._switch_roles()
+        self._move_active(switched)
+        plan = judged(self.problem, self.assignment)
+        if self.problem.limits.replica_weight and not plan.met:
+            self._move_replicas()
+            self._move_active(switched)
+            plan = judged(self.problem, self.assignment)
+        return plan
+
+    def _move_active(self, switched: Bools) -> None:
         choice = self._choose(switched)
         if len(choice.home):
             self._send_home(choice.home)
         if len(choice.moved):
             keys, tasks = self._place(choice.moved)
             self.assignment = reassigned(self.assignment, keys, tasks)
-        return judged(self.problem, self.assignment)
 
     # -- step 1 ------------------------------------------------------------------------------
 
@@ -106,41 +131,74 @@ class _Attempt:
         return len(free) > 0
 
     def _switch_roles(self) -> Bools:
-        problem, costs = self.problem, self.problem.costs
-        switched = np.zeros(len(costs), dtype=np.bool_)
+        """Activate replicas on tasks with room; returns which keys were switched.
+
+        Where overloaded tasks share no keys with idle ones, tasks in between pass load on: the
+        idle ones pull from anyone, then the overloaded ones push to anyone, in turns.
+        """
+        problem = self.problem
+        switched = np.zeros(len(problem.costs), dtype=np.bool_)
         gain = 1 - problem.limits.replica_weight
         if gain <= 0 or self.assignment.backups.shape[1] == 0:
             return switched
-        loads = problem.loads(self.assignment)
-        need, room = self._needs(loads)
-        rest = REST * self.aim
-        keys: list[Ints] = []
-        tasks: list[Ints] = []
-        for donor in np.argsort(-need, kind="stable")[: int(np.count_nonzero(need))]:
-            mine = _dearest(np.flatnonzero(self.assignment.active == donor), costs, SWITCH_KEYS)
-            for column in self.assignment.backups.T:
-                for receiver in np.argsort(-room, kind="stable"):
-                    amount = min(need[donor] + rest, room[receiver])
-                    if amount <= rest or need[donor] <= 0:
-                        continue
-                    here = mine[(column[mine] == receiver) & ~switched[mine]]
-                    picked = here[_fill(costs[here] * gain, amount, rest)]
-                    moved = float(costs[picked].sum()) * gain
-                    need[donor] -= moved
-                    room[receiver] -= moved
-                    switched[picked] = True
-                    keys.append(picked)
-                    tasks.append(np.full(len(picked), receiver, dtype=np.int64))
-        if keys:
-            moved_keys, to = np.concatenate(keys), np.concatenate(tasks)
-            self.assignment = reassigned(self.assignment, moved_keys, to)
+        aim = SWITCH_AIM * self.aim
+        for turn in range(SWITCH_TURNS):
+            gap = problem.loads(self.assignment) - problem.mean
+            if np.abs(gap).max() <= self.aim:
+                break
+            if turn == 0:
+                need, room = self._needs(gap + problem.mean, aim)
+                room += (room > 0) * REST * self.aim
+            elif turn % 2:
+                need = np.where(gap < -aim, 0.0, np.maximum(gap + aim, 0))
+                room = np.where(gap < -aim, -gap, 0.0)
+            else:
+                need = np.where(gap > aim, gap - aim, 0.0)
+                room = np.where(gap > aim, 0.0, np.maximum(aim - gap, 0))
+            switched[self._switch(need.tolist(), room.tolist(), gain)] = True
         return switched
 
-    def _needs(self, loads: Floats) -> tuple[Floats, Floats]:
+    def _switch(self, need: list[float], room: list[float], gain: float) -> Ints:
+        """Switch keys from tasks in need to tasks with room, dearest first: few table entries."""
+        problem, active = self.problem, self.assignment.active
+        donors = [
+            _dearest(np.flatnonzero(active == d), problem.costs, SWITCH_KEYS)
+            for d in range(problem.tasks)
+            if need[d] > 0
+        ]
+        keys = np.concatenate([*donors, np.zeros(0, dtype=np.int64)])
+        keys = _dearest(keys, problem.costs, len(keys))
+        listed = self.assignment.differs(problem.home)
+        spare = problem.limits.table - int(listed.sum())
+        rows = zip(
+            keys.tolist(),
+            (problem.costs[keys] * gain).tolist(),
+            active[keys].tolist(),
+            self.assignment.backups[keys].tolist(),
+            listed[keys].tolist(),
+            strict=True,
+        )
+        chosen: dict[int, int] = {}
+        for key, load, donor, holders, known in rows:
+            if need[donor] <= 0 or load > need[donor] + REST * self.aim:
+                continue
+            holder = max((t for t in holders if t != NONE), key=room.__getitem__, default=NONE)
+            if holder == NONE or room[holder] < load or (spare <= 0 and not known):
+                continue
+            spare -= not known
+            need[donor] -= load
+            room[holder] -= load
+            chosen[key] = holder
+        moved = np.fromiter(chosen.keys(), dtype=np.int64, count=len(chosen))
+        to = np.fromiter(chosen.values(), dtype=np.int64, count=len(chosen))
+        self.assignment = reassigned(self.assignment, moved, to)
+        return moved
+
+    def _needs(self, loads: Floats, aim: float) -> tuple[Floats, Floats]:
         """How much each task should give, and how much each may take (water levels)."""
-        short = float(np.maximum(self.lower - loads, 0).sum())
-        over = float(np.maximum(loads - self.upper, 0).sum())
-        level = self.upper if over >= short else -_level(-loads, short)
+        short = float(np.maximum(self.problem.mean - aim - loads, 0).sum())
+        over = float(np.maximum(loads - self.problem.mean - aim, 0).sum())
+        level = self.problem.mean + aim if over >= short else -_level(-loads, short)
         need = np.maximum(loads - level, 0)
         need[need <= SLACK * self.problem.mean] = 0.0
         room = np.maximum(_level(loads, float(need.sum())) - loads, 0)
@@ -168,7 +226,7 @@ class _Attempt:
                 break
             high *= 8
         else:
-            return choice
+            return self._cut(choice)
         low = high / 8
         for _ in range(PRICE_STEPS):
             middle = (low * high) ** 0.5
@@ -178,6 +236,14 @@ class _Attempt:
             else:
                 low = middle
         return choice
+
+    def _cut(self, choice: _Choice) -> _Choice:
+        """No price suffices: do what the table allows, dearest keys first."""
+        known = self.away[choice.moved]
+        new = choice.moved[~known]
+        spare = max(0, self.problem.limits.table - choice.table + len(new))
+        kept = np.concatenate([choice.moved[known], _dearest(new, self.problem.costs, spare)])
+        return _Choice(choice.home, kept, self.problem.limits.table)
 
     def _narrow(self, size: int) -> None:
         """Keep the dearest `size` keys of each task: with a full table no others pay off."""
@@ -195,7 +261,7 @@ class _Attempt:
             cost = problem.costs[home]
             loads -= np.bincount(active[home], cost, problem.tasks)
             loads += np.bincount(problem.home.active[home], cost, problem.tasks)
-        need, _ = self._needs(loads)
+        need, _ = self._needs(loads, self.aim)
         largest = self.upper - float(loads.min())
         sent = np.zeros(len(active), dtype=np.bool_)
         sent[home] = True
@@ -328,28 +394,40 @@ class _Attempt:
                 return task, evicted
         return order[0], np.zeros(0, dtype=np.int64)
 
+    # -- replicas that weigh -----------------------------------------------------------------
+
+    def _move_replicas(self) -> None:
+        """Take replicas off tasks that are still overloaded, each to the least loaded without it.
+
+        Only where replicas weigh: a hot key next to many replicas cannot be helped otherwise.
+        """
+        problem, weight = self.problem, self.problem.limits.replica_weight
+        active, backups = self.assignment.active, self.assignment.backups.copy()
+        self.candidates = {}
+        loads = problem.loads(self.assignment)
+        for task in np.flatnonzero(loads > self.upper):
+            held = np.flatnonzero((backups == task).any(axis=1)).astype(np.int64)
+            need = float(loads[task] - self.upper) / weight
+            room = (self.upper - float(loads.min())) / weight
+            for key in _dearest(self._cover(held, need, room, 0.0), problem.costs, len(held)):
+                copies = {int(active[key]), *backups[key].tolist()}
+                free = [t for t in range(problem.tasks) if t not in copies]
+                if not free:
+                    continue
+                target = min(free, key=lambda t: loads[t])
+                load = weight * float(problem.costs[key])
+                if loads[target] + load <= self.upper:
+                    backups[key][backups[key] == task] = target
+                    loads[task] -= load
+                    loads[target] += load
+        self.assignment = Assignment(active, backups, problem.tasks)
+
 
 def _dearest(keys: Ints, costs: Floats, size: int) -> Ints:
     """At most `size` of `keys`, those with the greatest cost, dearest first."""
-    if len(keys) > size:
+    if len(keys) > size > 0:
         keys = keys[np.argpartition(-costs[keys], size)[:size]]
-    return keys[np.argsort(-costs[keys], kind="stable")].astype(np.int64)
-
-
-def _fill(costs: Floats, amount: float, rest: float) -> Ints:
-    """Indices into `costs` (descending) that sum up to `amount` at most, dearest first."""
-    total = np.concatenate([[0.0], np.cumsum(costs)])
-    taken: list[Ints] = []
-    start = 0
-    while amount > rest:
-        start = max(start, int(np.searchsorted(-costs, -amount)))
-        end = int(np.searchsorted(total, total[start] + amount, side="right")) - 1
-        if end <= start:
-            break
-        taken.append(np.arange(start, end))
-        amount -= float(total[end] - total[start])
-        start = end
-    return np.concatenate(taken) if taken else np.zeros(0, dtype=np.int64)
+    return keys[np.argsort(-costs[keys], kind="stable")][:size].astype(np.int64)
 
 
 def _level(loads: Floats, amount: float) -> float:
