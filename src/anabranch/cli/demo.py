@@ -218,7 +218,7 @@ def _all_read(writer: SentenceWriter, stop: StopSignal, meter: Meter) -> bool:
 
 def _judge(console: Console, result: Recount, output: Path) -> bool:
     console.print(
-        f"recount from the raw files: {result.words:,} words in {result.windows} windows: "
+        f"recount from the raw files: {result.words:,} words, {result.windows} closed window(s): "
         f"lost {result.lost:,}, duplicated {result.duplicated:,}",
         style="bold green" if not (result.lost or result.duplicated) else "bold red",
         highlight=False,

@@ -6,6 +6,7 @@ neither rate nor latency, because their rows were counted when they first ran.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Meter:
         self.rows_to_sinks = 0
         self.rows_by_operator: dict[str, int] = {}
         self._first_ms: int | None = None
-        self._recent: deque[tuple[int, int]] = deque()  # (start in ms, rows)
+        self._recent: deque[tuple[int, int]] = deque()  # (end in ms, rows)
         self._seconds: deque[float] = deque(maxlen=LATENCIES_KEPT)
 
     def observe(self, slices: Iterable[Progress]) -> None:
@@ -59,7 +60,8 @@ class Meter:
             self.rows_by_operator[operator] = self.rows_by_operator.get(operator, 0) + rows
         if self._first_ms is None:
             self._first_ms = progress.processing_ms
-        self._recent.append((progress.processing_ms, progress.rows_in))
+        end_ms = progress.processing_ms + round(progress.seconds * 1_000)
+        self._recent.append((end_ms, progress.rows_in))
         self._seconds.append(progress.seconds)
 
     def rate(self, now_ms: int) -> float:
@@ -87,4 +89,4 @@ class Meter:
 
 def _quantile(ordered: list[float], share: float) -> float:
     """The smallest value that at least this share of all values does not exceed."""
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+    return ordered[math.ceil(share * len(ordered)) - 1]

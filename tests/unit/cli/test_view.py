@@ -1,0 +1,138 @@
+"""The figures of the live view, from slices with known numbers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from anabranch.cli import view
+from anabranch.cli.demo import word_count
+from anabranch.cli.meter import Latency, Meter
+from anabranch.cli.running import summarise
+from anabranch.spark.progress import Progress
+
+PLAN = word_count(Path("in"), Path("out"), "30s").plan()
+T0 = 1_700_000_000_000
+
+
+def progress(number: int, **changes: Any) -> Progress:
+    values: dict[str, Any] = {
+        "slice": number,
+        "replay": False,
+        "batch": number,
+        "processing_ms": T0 + number * 1_000,
+        "seconds": 0.0,
+        "rows_in": 2_000,
+        "rows_by_source": {"sentences": 2_000},
+        "rows_by_operator": {"sentences": 2_000, "splitter": 16_000, "counter": 5},
+        "rows_to_sinks": 5,
+        "late_rows": 0,
+        "watermark_us": None,
+        "packet_bytes": 0,
+        "source_log_bytes": 0,
+        "state_rows": 700,
+        "state_bytes": 2_500_000,
+        "state_by_operator": {"counter": (700, 2_500_000)},
+        "cpu_s": 0.1,
+        "nodes": {"0": (4711, 150_000_000, 1), "1": (4712, 160_000_000, 1)},
+    }
+    return Progress(**{**values, **changes})
+
+
+def test_a_slice_is_counted_once_however_often_it_is_shown() -> None:
+    meter = Meter()
+    slices = [progress(1), progress(2)]
+    meter.observe(slices)
+    meter.observe([*slices, progress(3)])
+    assert (meter.slices, meter.rows, meter.rows_to_sinks) == (3, 6_000, 15)
+    assert meter.rows_by_operator["splitter"] == 48_000
+
+
+def test_replayed_slices_add_no_rows() -> None:
+    meter = Meter()
+    meter.observe([progress(1, replay=True), progress(2)])
+    assert (meter.replayed, meter.slices, meter.rows) == (1, 1, 2_000)
+
+
+def test_rate_is_of_the_last_ten_seconds_and_falls_to_zero() -> None:
+    meter = Meter()
+    assert meter.rate(T0) == 0
+    meter.observe(progress(k) for k in range(1, 31))
+    now = T0 + 30_500
+    assert meter.rate(now) == 2_000
+    assert meter.rate(now + 5_000) == 1_000
+    assert meter.rate(now + 60_000) == 0
+
+
+def test_rows_count_when_their_slice_ends() -> None:
+    meter = Meter()
+    meter.observe([progress(1, seconds=15.0)])
+    assert meter.rate(T0 + 16_000) == 200
+
+
+def test_latency_quantiles() -> None:
+    meter = Meter()
+    assert meter.latency() is None
+    meter.observe(progress(k, seconds=k / 100) for k in range(1, 201))
+    assert meter.latency() == Latency(last=2.0, median=1.0, p99=1.98)
+
+
+def test_lag_needs_a_watermark() -> None:
+    meter = Meter()
+    meter.observe([progress(1)])
+    assert meter.lag_s(T0) is None
+    meter.observe([progress(2, watermark_us=T0 * 1_000 - 1_500_000)])
+    assert meter.lag_s(T0) == 1.5
+
+
+def drawn(renderable: Any) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_tables_show_every_figure() -> None:
+    meter = Meter()
+    assert "waiting" in drawn(view.tables(PLAN, meter, T0))
+    meter.observe([progress(1, seconds=0.25, watermark_us=T0 * 1_000, late_rows=3)])
+    text = drawn(view.tables(PLAN, meter, T0 + 2_000))
+    for figure in (
+        *("word_count", "slice 1", "2,000 rows/s", "last 250 ms", "p99 250 ms", "lag 2.0 s"),
+        *("2023-11-14 22:13:20Z", "3 late rows", "splitter", "16,000", "700", "2.5 MB"),
+        *("4711", "150.0 MB"),
+    ):
+        assert figure in text, figure
+
+
+def test_without_a_terminal_a_line_is_printed_at_most_once_per_interval() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    meter = Meter()
+    shown = view.View(console, PLAN, meter)
+    with shown.shown():
+        shown.refresh()
+        for k in range(1, 4):
+            meter.observe([progress(k)])
+            shown.refresh()
+    assert console.file.getvalue().count("slice") == 1  # type: ignore[attr-defined]
+
+
+def test_summary() -> None:
+    meter = Meter()
+    assert summarise(meter, 3.0) == "no new rows in 3.0 s"
+    meter.observe([progress(1, replay=True), progress(2, seconds=0.5, late_rows=1)])
+    text = summarise(meter, 90.0)
+    assert "2,000 rows in 1 slices and 90.0 s, 5 rows to sinks, 1 late rows" in text
+    assert "median 500 ms" in text
+    assert "1 slices replayed" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0421, "42 ms"), (1.25, "1.2 s"), (600, "10 min"), (36_000, "10 h"), (900_000, "10 days")],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert view.seconds(value) == text
