@@ -200,7 +200,9 @@ def _sum_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
 
 
 def _ordered_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
+    t = pa.types
+    times = t.is_temporal(kind) and not t.is_interval(kind)
+    if t.is_integer(kind) or t.is_floating(kind) or times:
         return kind
     raise TopologyError(
         f"{what}({column!r}): the column has type {kind}; {what} takes numbers, dates and times",

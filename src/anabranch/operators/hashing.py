@@ -31,7 +31,7 @@ from anabranch.errors import TopologyError
 
 Hashes = npt.NDArray[np.uint64]
 
-LONG_BYTES = 512  # above it BLAKE2b is faster than rounds of 8 bytes (measured: about 600 bytes)
+LONG_BYTES = 1024  # bounds the rounds of 8 bytes; BLAKE2b costs about the same here (1.8 µs to 1.5)
 MAX_KEY_GROUPS = 65_536  # a key group is stored as uint16
 
 _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
@@ -241,23 +241,31 @@ def _absorb_spans(
     words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
     starts, lengths = bounds[:-1], np.diff(bounds)
     _absorb(a, b, lengths.view(np.uint64))
-    longest = int(lengths.max())
-    if longest > LONG_BYTES:
+    if lengths.max() > LONG_BYTES:
         _absorb_long(data, starts, lengths, a, b)
         lengths = np.where(lengths > LONG_BYTES, 0, lengths)
-        longest = int(lengths.max())
-    for done in range(0, longest, 8):
-        left = lengths - done
-        rows = np.flatnonzero(left > 0)
-        if len(rows) == len(left):
-            _absorb(a, b, words[starts + done] & _LOW_BYTES.take(np.minimum(left, 8)))
-            continue
-        word = words[starts[rows] + done] & _LOW_BYTES.take(np.minimum(left[rows], 8))
+    _absorb_words(words, starts, lengths, 0, a, b)
+
+
+def _absorb_words(
+    words: Hashes,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    done: int,
+    a: Hashes,
+    b: Hashes | None,
+) -> None:
+    """Absorb what lies beyond `done` bytes; as strings end, go on with the others alone, or one
+    long string would cost a pass over all."""
+    while (more := lengths > done).all():
+        left = np.minimum(lengths - done, 8)
+        _absorb(a, b, words[starts + done] & _LOW_BYTES.take(left))
+        done += 8
+    rows = np.flatnonzero(more)
+    if len(rows):
         some_a, some_b = a[rows], None if b is None else b[rows]
-        _absorb(some_a, some_b, word)
-        a[rows] = some_a
-        if b is not None and some_b is not None:
-            b[rows] = some_b
+        _absorb_words(words, starts[rows], lengths[rows], done, some_a, some_b)
+        _put(a, b, rows, some_a, some_b)
 
 
 def _absorb_long(
@@ -267,9 +275,21 @@ def _absorb_long(
     a: Hashes,
     b: Hashes | None,
 ) -> None:
-    for row in np.flatnonzero(lengths > LONG_BYTES):
-        span = data[starts[row] : starts[row] + lengths[row]]
-        digest = hashlib.blake2b(span.tobytes(), digest_size=16).digest()
-        for word in np.frombuffer(digest, dtype="<u8"):
-            at = slice(row, row + 1)
-            _absorb(a[at], None if b is None else b[at], np.array([word]))
+    rows = np.flatnonzero(lengths > LONG_BYTES)
+    digests = b"".join(
+        hashlib.blake2b(data[start:end].data, digest_size=16).digest()
+        for start, end in zip(starts[rows], (starts + lengths)[rows], strict=True)
+    )
+    words = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+    some_a, some_b = a[rows], None if b is None else b[rows]
+    for half in (0, 1):
+        _absorb(some_a, some_b, words[:, half])
+    _put(a, b, rows, some_a, some_b)
+
+
+def _put(
+    a: Hashes, b: Hashes | None, rows: npt.NDArray[np.int64], some_a: Hashes, some_b: Hashes | None
+) -> None:
+    a[rows] = some_a
+    if b is not None and some_b is not None:
+        b[rows] = some_b
