@@ -21,6 +21,8 @@ from anabranch.planning.routing import NONE, Assignment, Floats, Ints
 
 #: Rounding of sums may exceed a limit by this share without breaking it.
 SLACK = 1e-9
+#: Keys that are selected before they are sorted; if they do not suffice, all are sorted.
+SELECTED = 8192
 
 
 def key_costs(counts: Floats, alpha: float = 1.0) -> Floats:
@@ -194,6 +196,18 @@ def llfd(costs: Floats, loads: Floats) -> Ints:
     result = np.empty(len(costs), dtype=np.int64)
     result[order] = chosen
     return result
+
+
+def least_first(metric: Floats, costs: Floats, need: float) -> Ints:
+    """Indices by rising metric, at least as many as together cost `need` (if all do).
+
+    A plan needs few of a million keys, so that sorting them all would be most of its time.
+    """
+    if len(metric) > 2 * SELECTED:
+        front = np.argpartition(metric, SELECTED)[:SELECTED]
+        if costs[front].sum() >= need:
+            return front[np.argsort(metric[front], kind="stable")].astype(np.int64)
+    return np.argsort(metric, kind="stable").astype(np.int64)
 
 
 def _refuse_bad(what: str, values: Floats) -> None:

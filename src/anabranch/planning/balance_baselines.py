@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from anabranch.planning.balance import BalancePlan, BalanceProblem, judged
+from anabranch.planning.balance import BalancePlan, BalanceProblem, judged, least_first
 from anabranch.planning.routing import NONE, Assignment, Floats, Ints, reassigned
 
 #: Weight of load against state in Mixed's choice of keys: c^β/S.
@@ -157,5 +157,5 @@ def _offload(problem: BalanceProblem, start: Assignment, metric: Floats) -> Assi
 
 def _least(keys: Ints, costs: Floats, metric: Floats, need: float) -> Ints:
     """Keys of least metric that together cost at least `need` (all of them, if too few)."""
-    keys = keys[np.argsort(metric[keys], kind="stable")]
+    keys = keys[least_first(metric[keys], costs[keys], need)]
     return keys[: int(np.searchsorted(np.cumsum(costs[keys]), need)) + 1]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anabranch.errors import PlanningError
-from anabranch.planning.balance import SLACK, BalancePlan, BalanceProblem, judged
+from anabranch.planning.balance import SLACK, BalancePlan, BalanceProblem, judged, least_first
 from anabranch.planning.balance_baselines import plan_min_table, plan_mixed, plan_readj
 from anabranch.planning.routing import NONE, Assignment, Bools, Floats, Ints, reassigned
 
@@ -288,7 +288,8 @@ class _Attempt:
         price_of = self._price(keys, price)
         single = np.flatnonzero(costs >= need)
         small = np.flatnonzero(costs <= need)
-        order = small[np.argsort(price_of[small] / costs[small] ** self.beta, kind="stable")]
+        metric = price_of[small] / costs[small] ** self.beta
+        order = small[least_first(metric, costs[small], need)]
         total = np.cumsum(costs[order])
         cut = int(np.searchsorted(total, need))
         chosen = order[: cut + 1]
@@ -441,7 +442,8 @@ def _level(loads: Floats, amount: float) -> float:
 def _trimmed(chosen: Ints, beyond: Ints, costs: Floats, price_of: Floats, need: float) -> Ints:
     """Replace the last key by the cheapest that still suffices, then drop what is not needed."""
     rest = need - float(costs[chosen[:-1]].sum())
-    enough = beyond[costs[beyond] >= rest]
+    # The first key beyond suffices; sums in another order may differ in the last digit.
+    enough = beyond[costs[beyond] >= min(rest, costs[beyond[0]])]
     last = enough[price_of[enough].argmin()]
     chosen = np.append(chosen[:-1], last)
     spare = float(costs[chosen].sum()) - need
