@@ -1,0 +1,138 @@
+"""Sentences per second of the windowed word count (G3), side by side with Structured Streaming.
+
+Sentences of 8 Zipf words, windows of 30 s in event time, Parquet files in and out, 2 nodes of one
+core, 2 partitions; our source log and checkpoints are on. Every sample is a fresh application that
+runs all cases; the rate is that of the batches after the warm-up, with everything in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anabranch as ab
+from benchmarks import peers, report
+from benchmarks.workloads import (
+    SETTINGS,
+    Run,
+    Shape,
+    our_word_count,
+    run_ours,
+    say,
+    scratch,
+    spread,
+    turns,
+    write_result,
+    write_sentences,
+)
+
+NODES = PARALLELISM = 2
+EVENT_SECONDS = 10.0  # of one batch: a window closes with every third
+FILES = 4  # of one batch: every core reads
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input and the peer's query on it."""
+
+    rows: int
+    vocabulary: int
+    batches: int
+    warmup: int
+    peer: Callable[[Any, Path, Shape], Any] = peers.word_count
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.batches, self.rows, FILES, EVENT_SECONDS)
+
+
+FULL = {
+    "native_1m": Case(1_000_000, 10_000, batches=12, warmup=5),
+    "native_100k": Case(100_000, 10_000, batches=50, warmup=20),
+    "native_1m_keys": Case(1_000_000, 1_000_000, batches=9, warmup=3),
+    "python_stateful": Case(400_000, 10_000, 4, 1, peers.python_word_count),
+}
+QUICK = {
+    "native_1m": Case(1_000_000, 10_000, batches=6, warmup=3),
+    "native_100k": Case(100_000, 10_000, batches=20, warmup=10),
+    "native_1m_keys": Case(1_000_000, 1_000_000, batches=4, warmup=2),
+    "python_stateful": Case(100_000, 10_000, 3, 1, peers.python_word_count),
+}
+Samples = dict[tuple[str, str], list[Run]]  # (case, side) → one run per round
+
+
+def measure(cases: dict[str, Case], rounds: int) -> Samples:
+    samples: Samples = {(name, side): [] for name in cases for side in ("ours", "theirs")}
+    with scratch() as root, ab.EmbeddedCluster(NODES, memory_mb=2048) as cluster:
+        for name, case in cases.items():
+            say(f"writing the input of {name}")
+            write_sentences(root / name, case.shape, case.vocabulary)
+        for number, side in turns(rounds):
+            conf = SETTINGS if side == "ours" else peers.settings(PARALLELISM)
+            spark = cluster.session(side, conf)
+            for name, case in cases.items():
+                run = _run(cluster, spark, side, root / name, case, root / "run")
+                samples[name, side].append(run)
+                say(f"round {number + 1}/{rounds} {name} {side}: {case.rows / run.mean:,.0f}/s")
+            spark.stop()
+    return samples
+
+
+def _run(cluster: Any, spark: Any, side: str, source: Path, case: Case, root: Path) -> Run:
+    shape, warmup = case.shape, case.warmup
+    if side == "ours":
+        topology = our_word_count(source, shape, root / "out", PARALLELISM)
+        run = run_ours(cluster, spark, topology, root / "checkpoint", shape, warmup)
+    else:
+        frame = case.peer(spark, source, shape)
+        out, checkpoint = root / "out", root / "checkpoint"
+        run = peers.run_peer(cluster, spark, frame, out, checkpoint, shape, warmup)
+    shutil.rmtree(root)
+    return run
+
+
+COLUMNS = ["case", "side", "sentences/s", "s/batch", "CPU s/M", "shuffled MB/M", "ratio"]
+
+
+def rows(cases: dict[str, Case], samples: Samples) -> tuple[list[list[object]], dict[str, float]]:
+    table: list[list[object]] = []
+    figures: dict[str, float] = {}
+    for name, case in cases.items():
+        rates = {s: [case.rows / r.mean for r in samples[name, s]] for s in ("ours", "theirs")}
+        figures[name] = statistics.median(rates["ours"]) / statistics.median(rates["theirs"])
+        for side, rate in rates.items():
+            runs, millions = samples[name, side], case.rows / 1e6
+            table.append(
+                [
+                    f"{name} ({case.rows:,} per batch)",
+                    side,
+                    spread(rate),
+                    spread([r.median for r in runs]),
+                    spread([r.cpu_s / millions for r in runs]),
+                    spread([r.shuffled_bytes / 1e6 / millions for r in runs]),
+                    figures[name] if side == "ours" else "",
+                ]
+            )
+    return table, figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="3 rounds, fewer and smaller batches")
+    quick = parser.parse_args().quick
+    cases, rounds = (QUICK, 3) if quick else (FULL, 5)
+    table, figures = rows(cases, measure(cases, rounds))
+    report.table("Throughput of the windowed word count", COLUMNS, table)
+    if not quick:
+        note = f"2 nodes, 2 partitions; median [least–most] of {rounds} interleaved applications."
+        write_result("throughput", "Throughput beside Structured Streaming", note, COLUMNS, table)
+    report.figures(figures)
+
+
+if __name__ == "__main__":
+    main()
