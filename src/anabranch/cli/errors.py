@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from anabranch.errors import AnabranchError, EnvironmentFault, InvariantError
+from anabranch.errors import AnabranchError, InvariantError
 
 _VERBOSE = "anabranch.verbose"  # in the context's meta, which all commands of one call share
 
@@ -46,12 +46,10 @@ class Commands(TyperGroup):
 
 
 def report(error: AnabranchError, verbose: bool) -> None:
-    """Print the sentence to stderr, then what the error itself cannot know."""
+    """Print the sentence to stderr; the rest only for bugs of ours and for those who ask."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(error.message)}")
-    if isinstance(error, EnvironmentFault) and error.retry_safe:
-        console.print("Nothing committed is lost: the same command may be given again.")
-    elif isinstance(error, InvariantError):
+    if isinstance(error, InvariantError):
         console.print("This is a bug in Anabranch; please report it with the trace of --verbose.")
     if not verbose:
         return
