@@ -13,6 +13,9 @@ from anabranch.api import describe as describe_topology
 from anabranch.cli.demo import run_demo
 from anabranch.cli.errors import Commands, Verbose
 from anabranch.cli.loading import load_topology
+from anabranch.cli.plan_backups import plan_backups
+from anabranch.cli.plan_balance import plan_balance
+from anabranch.cli.plan_recovery import plan_recovery
 from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
 from anabranch.model.duration import parse_duration
 
@@ -23,6 +26,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reliable, elastic, balanced stream processing on PySpark.",
 )
+
+plan = typer.Typer(cls=Commands, no_args_is_help=True, help="Plan ahead, without Spark.")
+plan.command("backups")(plan_backups)
+plan.command("recovery")(plan_recovery)
+plan.command("balance")(plan_balance)
+app.add_typer(plan, name="plan")
 
 TopologyArgument = Annotated[
     str,
@@ -65,7 +74,7 @@ def run(
 ) -> None:
     """Run a topology and show what it does. Ctrl-C stops it gracefully, with a checkpoint."""
     loaded = load_topology(topology)
-    plan = loaded.plan()
+    compiled = loaded.plan()
     for duration in (slice, checkpoint_interval):
         parse_duration(duration)  # before a cluster is started for nothing
     console = Console()
@@ -82,7 +91,7 @@ def run(
             available_now=available_now,
         )
         started = time.monotonic()
-        meter = watch(job, plan, console, lambda _: stop.requested.is_set())
+        meter = watch(job, compiled, console, lambda _: stop.requested.is_set())
         elapsed = time.monotonic() - started
     console.print(summarise(meter, elapsed), highlight=False)
     console.print(f"checkpoint: {checkpoint.absolute()}", highlight=False, soft_wrap=True)
