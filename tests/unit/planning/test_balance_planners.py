@@ -55,12 +55,12 @@ def histories(seed, count, tasks, sla, limits, intervals=3, z=0.8):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=7),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=6),
     st.integers(2, 3),
     st.sampled_from([0.1, 0.25, 0.5]),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_small_plans_are_feasible_and_never_below_the_optimum(pairs, tasks, theta, data):
     active = [data.draw(st.integers(0, tasks - 1)) for _ in pairs]
     problem = tiny([c for c, _ in pairs], [s for _, s in pairs], active, tasks, theta_max=theta)
@@ -79,7 +79,7 @@ def test_small_plans_are_feasible_and_never_below_the_optimum(pairs, tasks, thet
 def test_how_often_small_plans_are_optimal():
     rng = np.random.default_rng(0)
     solvable = found = dearer = 0
-    for _ in range(120):
+    for _ in range(60):
         count = int(rng.integers(4, 8))
         problem = tiny(
             rng.integers(1, 10, count), rng.integers(1, 10, count), rng.integers(0, 2, count), 2
@@ -116,7 +116,7 @@ def test_replicas_make_balancing_almost_free():
     assert moved[1] <= 0.05 * moved[0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("copies", "table", "theta", "weight"),
     [(1, 1000, 0.02, 0.0), (1, 60, 0.1, 0.0), (2, 60, 0.05, 0.0), (2, 500, 0.1, 0.5)],

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import PlanningError
+from anabranch.planning import recovery
 from anabranch.planning.queries import (
     RecoveryProblem,
     failure,
@@ -147,7 +148,7 @@ def test_queries_that_lost_only_free_partitions_come_back_for_nothing():
 
 
 @given(problems(), resources)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_dp_and_exact_equal_brute_force(problem, room):
     best = best_by_brute_force(problem, room)
     assert plan_dp(problem, room).priority == best
@@ -156,7 +157,7 @@ def test_dp_and_exact_equal_brute_force(problem, room):
 
 
 @given(problems(), resources)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_plan_is_feasible_and_complete(problem, room):
     for planner in [*PLANNERS, exact]:
         plan = planner(problem, room)
@@ -166,7 +167,7 @@ def test_every_plan_is_feasible_and_complete(problem, room):
 
 
 @given(problems(), resources)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_best_density_keeps_its_guarantee(problem, room):
     shared = max(
         (sum(p in needs for needs in problem.queries.values()) for p in problem.costs), default=1
@@ -177,7 +178,7 @@ def test_best_density_keeps_its_guarantee(problem, room):
 
 
 @given(problems(), st.lists(st.floats(1, 12), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_schedules_respect_caps_and_never_move_a_partition(problem, sizes):
     nodes = [Node(f"n{i}", cpu=size) for i, size in enumerate(sizes)]
     plans = schedule_recovery(problem, nodes)
@@ -264,7 +265,8 @@ def test_refusals_say_what_to_change(make, message):
         make()
 
 
-def test_dp_refuses_what_it_could_not_hold():
+def test_dp_refuses_what_it_could_not_hold(monkeypatch):
+    monkeypatch.setattr(recovery, "MAX_CANDIDATES", 1 << 12)
     queries = {f"q{i}": frozenset({f"p{i}"}) for i in range(30)}
     problem = RecoveryProblem({f"p{i}": 1.0 for i in range(30)}, queries)
     with pytest.raises(PlanningError, match="plan_exact"):
