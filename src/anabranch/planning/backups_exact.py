@@ -33,13 +33,15 @@ from anabranch.planning.backups import (
 )
 from anabranch.planning.backups_cover import RowProgram, cover
 from anabranch.planning.backups_hosts import hosted_backups
+from anabranch.planning.backups_paths import Floats, LongPaths
 from anabranch.planning.backups_reduce import ReducedProblem, reduce
 from anabranch.planning.backups_search import (
-    LongPaths,
     cut_greedily,
+    improve,
     packing_bound,
     prune,
     repair,
+    slow_paths,
 )
 
 # Measured on random graphs: below PROGRAM_TASKS the program with classes is the faster one,
@@ -50,8 +52,10 @@ ROW_TASKS = 2500
 # The bound in the program's unit of time, so that its tolerances are relative.
 SCALED_LIMIT = 100.0
 
-# Cells of the path sweeps spent on the packing bound: about two seconds on one core.
-PACKING_CELLS = 150_000_000
+# Cells of the path sweeps spent on the packing bound of a large part, and its rounds for one
+# round of improvement: together two to three seconds on one core.
+SWEPT_CELLS = 100_000_000
+IMPROVED_SHARE = 25
 
 
 @dataclass(frozen=True)
@@ -140,15 +144,21 @@ def _plan_part(part: ReducedProblem, step: float, time_limit_s: float) -> _PartP
     paths = LongPaths(part)
     greedy = cut_greedily(part, paths)
     if sum(part.candidate) > ROW_TASKS:
-        rounds = max(30, min(400, PACKING_CELLS // (part.edges * (paths.grid + 1))))
-        return _PartPlan(greedy, round_up(packing_bound(part, paths, rounds), step))
+        rounds = max(30, min(300, SWEPT_CELLS // (part.edges * (paths.grid + 1))))
+        bound = packing_bound(part, paths, rounds)
+        plan = improve(part, paths, greedy, rounds // IMPROVED_SHARE)
+        return _PartPlan(plan, round_up(bound, step))
     program = RowProgram(part.cost, part.candidate, 0.999 * step)
-    found = cover(program, paths.cheapest, time_limit_s)
+
+    def find_rows(price: Floats) -> list[tuple[int, ...]]:
+        """Paths of the grid; if it sees none, those that rounding hid from it."""
+        return paths.cheapest(price) or slow_paths(part, set(np.flatnonzero(price > 0.5)))
+
+    found = cover(program, find_rows, time_limit_s)
     bound = round_up(found.lower_bound, step)
     if found.chosen is None:
         return _PartPlan(greedy, bound)
-    # The grid may have rounded paths away: repaired, the plan may cost more than the bound.
-    whole = prune(part, repair(part, found.chosen))
+    whole = prune(part, found.chosen)
     return _PartPlan(min(whole, greedy, key=lambda plan: _cost(part, plan)), bound)
 
 

@@ -16,13 +16,15 @@ from anabranch.planning import backups_exact, topologies
 from anabranch.planning.backups import BackupProblem, evaluate, smallest_bound
 from anabranch.planning.backups_curve import tradeoff
 from anabranch.planning.backups_exact import optimal_backups, replan_backups
+from anabranch.planning.backups_paths import LongPaths
 from anabranch.planning.backups_reduce import reduce, whole
 from anabranch.planning.backups_search import (
-    LongPaths,
     cut_greedily,
+    improve,
     packing_bound,
     prune,
     repair,
+    slow_paths,
 )
 
 
@@ -75,8 +77,9 @@ def test_rows_search_and_packing_agree_with_brute_force(problem: BackupProblem) 
     for part in reduction.parts:
         paths = LongPaths(part)
         bound += packing_bound(part, paths, rounds=30)
-        greedy = cut_greedily(part, paths)
-        upper += math.fsum(part.cost[v] for v in greedy)
+        plan = improve(part, paths, cut_greedily(part, paths), rounds=2)
+        assert not slow_paths(part, plan)
+        upper += math.fsum(part.cost[v] for v in plan)
     assert bound <= least + 1e-6
     assert upper >= least - 1e-9
 
