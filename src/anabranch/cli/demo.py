@@ -190,7 +190,7 @@ def _run(console: Console, root: Path, seconds: float, nodes: int, window: timed
         f"starting a cluster of {nodes} nodes on this machine; then {seconds:g} s of about "
         f"{SENTENCES_PER_S:,} sentences/s, counted by word in windows of "
         f"{window.total_seconds():g} s (Ctrl-C ends it early)",
-        highlight=False,
+        soft_wrap=True,
     )
     writer = SentenceWriter(source, seconds, window_us)
     stop = StopSignal()
@@ -205,7 +205,7 @@ def _run(console: Console, root: Path, seconds: float, nodes: int, window: timed
         elapsed = time.monotonic() - started
     if writer.error is not None:
         raise StorageError(f"the demo cannot write its input: {writer.error}") from writer.error
-    console.print(summarise(meter, elapsed), highlight=False)
+    console.print(summarise(meter, elapsed), soft_wrap=True)
     return _judge(console, recount(source, output, window_us), output)
 
 
@@ -221,8 +221,7 @@ def _judge(console: Console, result: Recount, output: Path) -> bool:
         f"recount from the raw files: {result.words:,} words, {result.windows} closed window(s): "
         f"lost {result.lost:,}, duplicated {result.duplicated:,}",
         style="bold green" if not (result.lost or result.duplicated) else "bold red",
-        highlight=False,
         soft_wrap=True,
     )
-    console.print(f"output: {output}", highlight=False, soft_wrap=True)
+    console.print(f"output: {output}", soft_wrap=True)
     return not (result.lost or result.duplicated)

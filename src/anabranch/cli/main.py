@@ -77,9 +77,9 @@ def run(
     compiled = loaded.plan()
     for duration in (slice, checkpoint_interval):
         parse_duration(duration)  # before a cluster is started for nothing
-    console = Console()
+    console = Console(highlight=False)
     where = master or f"a cluster of {nodes} nodes on this machine"
-    console.print(f"starting {loaded.name} on {where} …", highlight=False)
+    console.print(f"starting {loaded.name} on {where} …", soft_wrap=True)
     stop = StopSignal()
     with session_on(master, nodes, loaded.name) as spark, stop.installed():
         job = loaded.start(
@@ -93,8 +93,8 @@ def run(
         started = time.monotonic()
         meter = watch(job, compiled, console, lambda _: stop.requested.is_set())
         elapsed = time.monotonic() - started
-    console.print(summarise(meter, elapsed), highlight=False)
-    console.print(f"checkpoint: {checkpoint.absolute()}", highlight=False, soft_wrap=True)
+    console.print(summarise(meter, elapsed), soft_wrap=True)
+    console.print(f"checkpoint: {checkpoint.absolute()}", soft_wrap=True)
 
 
 @app.command()
@@ -110,5 +110,5 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Count words in windows of 30 seconds, then recount them from the raw files."""
-    if not run_demo(Console(), seconds=seconds, nodes=nodes):
+    if not run_demo(Console(highlight=False), seconds=seconds, nodes=nodes):
         raise typer.Exit(1)

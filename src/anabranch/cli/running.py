@@ -22,7 +22,7 @@ from rich.console import Console
 from anabranch.api import Job
 from anabranch.cli.meter import Meter
 from anabranch.cli.view import REFRESHES_PER_S, View, megabytes, seconds
-from anabranch.errors import AnabranchError, ClusterError
+from anabranch.errors import ClusterError
 from anabranch.model.plan import Plan
 
 if TYPE_CHECKING:
@@ -120,22 +120,14 @@ def watch(
     """
     meter = Meter()
     view = View(console, plan, meter)
-    try:
-        with view.shown():
-            while not job.await_termination(1 / REFRESHES_PER_S):
-                meter.observe(job.recent_progress)
-                view.refresh()
-                if is_over(meter):
-                    break
-            if job.is_active:
-                job.stop()
-            job.await_termination()
+    with view.shown():
+        while not job.await_termination(1 / REFRESHES_PER_S):
             meter.observe(job.recent_progress)
             view.refresh()
-    except BaseException:
-        with contextlib.suppress(AnabranchError):
-            job.stop()
-        raise
+            if is_over(meter):
+                job.stop()
+        meter.observe(job.recent_progress)
+        view.refresh()
     return meter
 
 

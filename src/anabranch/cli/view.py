@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -50,7 +51,7 @@ class View:
         if time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + LINE_EVERY_S
             self._printed_slice = newest.slice
-            self._console.print(line(self._meter, _now_ms()), soft_wrap=True, highlight=False)
+            self._console.print(line(self._meter, _now_ms()), soft_wrap=True)
 
 
 def line(meter: Meter, now_ms: int) -> str:
@@ -73,7 +74,8 @@ def tables(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
     """Everything: headline, operators, nodes."""
     if meter.newest is None:
         return Text(f"{plan.topology.name}: waiting for the first rows …")
-    return Group(_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter))
+    parts = (_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter))
+    return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
 def _headline(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:

@@ -1,0 +1,144 @@
+"""The command line against real Spark processes, each command in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+TIMEOUT_S = 240
+COMMAND = [sys.executable, "-c", "from anabranch.cli import app; app()"]
+
+JOB = """
+from pathlib import Path
+
+import anabranch as ab
+
+HERE = Path(__file__).parent
+
+def read(spark):
+    return spark.readStream.schema("k long, v long").parquet(f"{HERE}/in")
+
+topology = ab.Topology("sums")
+topology.source("rows", read).key_by("k").aggregate("sum", v=ab.sum("v")).to(
+    "out", ab.Parquet(f"{HERE}/out")
+)
+
+def broken():
+    topology = ab.Topology("broken")
+    def fail(frame):
+        if len(frame):
+            raise ValueError("no such luck")
+        return frame
+    topology.source("rows", read).map("fail", fail).to("out", ab.Parquet(f"{HERE}/broken"))
+    return topology
+"""
+
+
+@pytest.fixture
+def job() -> Iterator[Path]:
+    """A directory with a job and its input; also for temporary files, hence a short path."""
+    with tempfile.TemporaryDirectory(prefix="job-") as name:
+        (Path(name) / "sums_job.py").write_text(JOB)
+        (Path(name) / "in").mkdir()
+        yield Path(name)
+
+
+def put_rows(job: Path, number: int, rows: int = 100) -> None:
+    table = pa.table({"k": [i % 10 for i in range(rows)], "v": [1] * rows})
+    pq.write_table(table, job / "in" / f".{number}.parquet")
+    (job / "in" / f".{number}.parquet").rename(job / "in" / f"{number}.parquet")
+
+
+def start(job: Path, *arguments: str) -> subprocess.Popen[str]:
+    # A session of its own, so that a Ctrl-C can be sent to the group, as a terminal does.
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=job,
+        env={**os.environ, "TMPDIR": str(job), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def sums(job: Path) -> dict[int, int]:
+    """The newest value of every key."""
+    frames = [
+        pl.read_parquet(f, hive_partitioning=False).with_columns(s=int(f.parent.name[6:]))
+        for f in (job / "out").glob("slice=*/*.parquet")
+    ]
+    newest = pl.concat(frames).sort("s").group_by("k").last()
+    return dict(newest.select("k", "v").sort("k").iter_rows())
+
+
+def test_ctrl_c_checkpoints_and_the_next_run_goes_on(job: Path) -> None:
+    put_rows(job, 1)
+    process = start(
+        job, "run", "sums_job:topology", "--nodes", "2", "--checkpoint", "ck", "--slice", "200ms"
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while not list((job / "out").glob("slice=*")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, stderr) == (0, "")
+    assert "100 rows in" in stdout
+    assert sums(job) == dict.fromkeys(range(10), 10)
+    assert list((job / "ck" / "checkpoints").rglob("*.ckpt"))
+
+    put_rows(job, 2)
+    again = start(
+        job, "run", "sums_job:topology", "--nodes", "3", "--checkpoint", "ck", "--available-now"
+    )
+    stdout, stderr = again.communicate(timeout=TIMEOUT_S)
+    assert (again.returncode, stderr) == (0, "")
+    assert "100 rows in" in stdout
+    assert sums(job) == dict.fromkeys(range(10), 20)
+    assert not list(job.glob("anabranch-*/master.log"))
+
+
+def test_a_function_that_raises_is_one_sentence(job: Path) -> None:
+    put_rows(job, 1)
+    arguments = ("run", "sums_job:broken", "--nodes", "1", "--checkpoint", "ck", "--available-now")
+    process = start(job, *arguments)
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "operator 'fail'" in stderr
+    assert "ValueError: no such luck" in stderr
+    assert "Traceback" not in stdout + stderr
+    assert len(stderr.splitlines()) == 1, stderr
+
+
+DEMO = (
+    "import sys; from rich.console import Console; from anabranch.cli.demo import run_demo; "
+    "sys.exit(not run_demo(Console(), seconds=4, nodes=2, window='2s'))"
+)
+
+
+def test_the_demo_loses_and_duplicates_nothing(job: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", DEMO],
+        env={**os.environ, "TMPDIR": str(job), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "lost 0, duplicated 0" in process.stdout
+    output = next(line for line in process.stdout.splitlines() if line.startswith("output: "))
+    kept = Path(output.removeprefix("output: "))
+    assert list(kept.glob("slice=*/*.parquet"))
+    assert [p.name for p in kept.parent.iterdir()] == [kept.name]
