@@ -146,16 +146,35 @@ def _compute(job: JobSpec, request: SourceRequest, rows: Mapping[str, pa.Table])
             "batch_rows": total,
             "rows": {n: t.num_rows for n, t in part.items()},
             "max_time_us": _latest(job, part),
-            "rows_by_operator": {n: c for r in results for n, c in r.rows.items()},
+            "rows_by_operator": _rows_out(results),
         }
         tables = {f"edge:{i}": t for r in results for i, t in r.edges.items()}
-        tables |= {f"sink:{n}": t for r in results for n, t in r.sinks.items() if t.num_rows}
+        tables |= {f"sink:{n}": t for n, t in _sink_rows(results).items()}
         shares.append(Share(tables, facts))
     return shares
 
 
 def _run_chain(program: ChainProgram, rows: Mapping[str, pa.Table], when: SliceTime) -> ChainResult:
     return program.run({n: rows[n] for n in program.chain.operators if n in rows}, {}, {}, when)
+
+
+def _rows_out(results: list[ChainResult]) -> dict[str, int]:
+    """Rows per operator; one below a union of sources is evaluated in each of their chains."""
+    rows: dict[str, int] = {}
+    for result in results:
+        for name, count in result.rows.items():
+            rows[name] = rows.get(name, 0) + count
+    return rows
+
+
+def _sink_rows(results: list[ChainResult]) -> dict[str, pa.Table]:
+    """Rows per sink, from every chain that ends in it."""
+    found: dict[str, list[pa.Table]] = {}
+    for result in results:
+        for name, table in result.sinks.items():
+            if table.num_rows:
+                found.setdefault(name, []).append(table)
+    return {n: pa.concat_tables(tables) for n, tables in found.items()}
 
 
 def _source_programs(job: JobSpec) -> list[ChainProgram]:
