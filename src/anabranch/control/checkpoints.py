@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anabranch.model.ids import PartitionId
+from anabranch.model.mapping import Mapping
 from anabranch.model.reports import CheckpointWritten
 from anabranch.model.slices import Cut
 
@@ -28,6 +29,7 @@ class CheckpointLedger:
         self._sealed: int | None = None  # the cut in flight
         self._missing: dict[PartitionId, int] = {}  # … and the epochs it waits for
         self._files: dict[str, list[str]] = {}
+        self._groups: dict[str, list[int]] = {}
         self._last_seal_ms: int | None = None
 
     @property
@@ -40,13 +42,15 @@ class CheckpointLedger:
             self._last_seal_ms = now_ms
         return not self.in_flight and now_ms - self._last_seal_ms >= self._interval_ms
 
-    def sealed(self, slice_no: int, epochs: dict[PartitionId, int], now_ms: int) -> None:
+    def sealed(self, slice_no: int, mapping: Mapping, now_ms: int) -> None:
         """Every partition sealed at `slice_no`; wait for their files."""
         self._sealed = slice_no
-        self._missing = dict(epochs)
+        self._missing = {p: o.epoch for p, o in mapping.owners.items()}
         self._last_seal_ms = now_ms
         known = self.cut.files if self.cut else {}
-        self._files = {partition_key(p): list(known.get(partition_key(p), [])) for p in epochs}
+        keys = [partition_key(p) for p in self._missing]
+        self._files = {k: list(known.get(k, [])) for k in keys}
+        self._groups = {c: list(g) for c, g in mapping.groups.items()}
 
     def written(self, reports: Iterable[CheckpointWritten]) -> Cut | None:
         """Take in written files; the new cut, when this completes it."""
@@ -58,14 +62,18 @@ class CheckpointLedger:
             del self._missing[report.partition]
         if self._sealed is None or self._missing:
             return None
-        self.previous, self.cut = self.cut, Cut(self._sealed, self._files)
+        self.previous, self.cut = self.cut, Cut(self._sealed, self._files, self._groups)
         self._sealed = None
         return self.cut
 
+    def fall_back(self) -> None:
+        """The newest cut cannot be read: the one before it, or the beginning, takes its place."""
+        self.cut, self.previous = self.previous, None
+
     @property
-    def trim_below(self) -> int:
-        """Slices up to the older cut are never replayed again."""
-        return self.previous.slice + 1 if self.previous else 0
+    def replay_from(self) -> int:
+        """Slices below are never replayed again, not even when the newest cut is unreadable."""
+        return self.previous.slice + 1 if self.previous else 1
 
     @property
     def keep_files(self) -> frozenset[str]:

@@ -10,8 +10,8 @@ stopping (a last slice seals a checkpoint) → ended.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -44,13 +44,14 @@ from anabranch.model.events import (
     NodesJoined,
     NodesPolled,
     PartitionsInstalled,
+    RestoreFailed,
     SliceRan,
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping, place
 from anabranch.model.plan import Plan
-from anabranch.model.reports import NodeReport
+from anabranch.model.reports import NodeReport, SourceReport
 from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord
 
 
@@ -69,8 +70,7 @@ class Past:
 
     cut: Cut | None = None
     previous: Cut | None = None
-    last: SliceRecord | None = None  # the newest slice at or before the cut
-    slices: tuple[SliceRecord, ...] = ()  # after the cut, in order
+    slices: tuple[SliceRecord, ...] = ()  # after the previous cut, in order
     epochs: MappingOf[PartitionId, int] = field(default_factory=dict)
     groups: MappingOf[str, tuple[int, ...]] = field(default_factory=dict)  # of the cut
     parallelism: MappingOf[str, int] = field(default_factory=dict)  # declared, at the cut
@@ -102,19 +102,20 @@ class Controller:
         self._generation = past.generation + 1
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
         self._watermark = WatermarkTracker(config.watermark_delays_us)
-        self._records: list[SliceRecord] = list(past.slices)  # after the newest cut
-        self._last = past.last  # the newest slice at or before the cut
-        for record in ([past.last] if past.last else []) + list(past.slices):
-            self._watermark.observe(record.max_time_us)
+        self._records: list[SliceRecord] = list(past.slices)  # after the previous cut
+        for record in past.slices:
+            self._watermark.resume(record.watermark_us)
+            self._watermark.observe(record.max_time_us, record.batch_end)
         self._to_replay: list[SliceRecord] = []
         self._running: SlicePlan | None = None
+        self._incarnations: dict[NodeId, str] = {}
         self._waiting_batch: int | None = None
         self._stop_asked = False
 
     @property
     def newest(self) -> SliceRecord | None:
         """The newest slice that has happened."""
-        return self._records[-1] if self._records else self._last
+        return self._records[-1] if self._records else None
 
     @property
     def watermark_us(self) -> int | None:
@@ -134,13 +135,15 @@ class Controller:
                 return self._on_nodes(event.nodes)
             case PartitionsInstalled():
                 return self._on_installed(event)
+            case RestoreFailed():
+                return self._on_restore_failed(event)
             case BatchArrived():
                 self._waiting_batch = event.batch
                 return self._go_on(event.now_ms)
             case SliceRan():
                 return self._on_slice(event)
             case NodesPolled():
-                return self._on_reports(event.reports) + self._go_on(event.now_ms)
+                return self._on_poll(event)
             case Idled():
                 return self._on_idle(event.now_ms)
             case StopRequested():
@@ -153,26 +156,40 @@ class Controller:
         if self.phase is not Phase.WAITING:
             return []  # later arrivals serve the next placement
         past = self._past
-        self.mapping = place(self._plan, nodes, past.mapping_version + 1, past.epochs, past.groups)
-        start = past.cut.slice + 1 if past.cut else 1
+        kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
+        self.mapping = place(self._plan, nodes, past.mapping_version + 1, past.epochs, kept)
+        self.phase = Phase.INSTALLING
+        return self._install()
+
+    def _install(self) -> list[Command]:
+        """Restore every partition from the newest cut that has not proved unreadable."""
+        assert self.mapping is not None
+        start = self._cut_slice + 1
         self.frontier = dict.fromkeys(self.mapping.owners, start)
         restore = {p: self._files_of(p) for p in self.mapping.owners}
-        self.phase = Phase.INSTALLING
         return [InstallPartitions(self.mapping, restore, start)]
+
+    def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
+        """A torn checkpoint is skipped: the cut before it and a longer replay give the same."""
+        if self._checkpoints.cut is None:
+            self.phase = Phase.ENDED
+            return [FailRun(event.error)]
+        self._checkpoints.fall_back()
+        return self._install()
 
     def _files_of(self, partition: PartitionId) -> tuple[str, ...]:
         """The checkpoint files with this partition's key groups, each old partition's in order."""
         assert self.mapping is not None
-        cut, old = self._past.cut, self._past.groups.get(partition.chain)
-        if cut is None or old is None:
+        cut = self._checkpoints.cut
+        if cut is None or partition.chain not in cut.groups:
             return ()
-        mine = self.mapping.groups[partition.chain]
+        old, mine = cut.groups[partition.chain], self.mapping.groups[partition.chain]
         owners = sorted({o for o, m in zip(old, mine, strict=True) if m == partition.index})
         keys = [partition_key(PartitionId(partition.chain, o)) for o in owners]
         return tuple(f for k in keys for f in cut.files.get(k, ()))
 
     def _on_installed(self, event: PartitionsInstalled) -> list[Command]:
-        self._to_replay = list(self._past.slices)
+        self._to_replay = [r for r in self._past.slices if r.number > self._cut_slice]
         self.phase = Phase.REPLAYING
         newest = self.newest
         # A crash between journal and sink leaves the newest slice unexposed.
@@ -284,7 +301,11 @@ class Controller:
                 f"slice {event.number} was reported while {plan and plan.number} was running",
                 slice=event.number,
             )
-        error = _first_failure(event.reports, plan.number)
+        error = (
+            _first_failure(event.reports, f"slice {plan.number}", plan.number)
+            or self._lost_node(event.reports, plan.number)
+            or (self._incomplete_log(plan, event.reports) if plan.replay else None)
+        )
         if error is not None:
             self.phase = Phase.ENDED
             return [FailRun(error)]
@@ -295,10 +316,50 @@ class Controller:
             commands += self._commit(plan, event)
         if plan.seal:
             assert self.mapping is not None
-            epochs = {p: o.epoch for p, o in self.mapping.owners.items()}
-            self._checkpoints.sealed(plan.number, epochs, plan.processing_ms)
+            self._checkpoints.sealed(plan.number, self.mapping, plan.processing_ms)
         commands += self._on_reports(event.reports)
         return commands + self._go_on(event.now_ms)
+
+    def _on_poll(self, event: NodesPolled) -> list[Command]:
+        """What goes wrong between slices (a full disk, a lost node) must end the waiting too."""
+        newest = self.newest.number if self.newest else 0
+        error = _first_failure(event.reports, f"after slice {newest}", newest) or self._lost_node(
+            event.reports, newest
+        )
+        if error is not None:
+            self.phase = Phase.ENDED
+            return [FailRun(error)]
+        return self._on_reports(event.reports) + self._go_on(event.now_ms)
+
+    def _lost_node(self, reports: Sequence[NodeReport], number: int) -> AnabranchError | None:
+        """A node process that was replaced has lost its partitions and may not know it."""
+        for report in reports:
+            known = self._incarnations.setdefault(report.node, report.incarnation)
+            if known != report.incarnation or (report.slice != number and self._running):
+                return ClusterError(
+                    f"slice {number}: the process of node {report.node} was lost with its "
+                    "partitions; start the job again with the same checkpoint directory, nothing "
+                    "committed is lost",
+                    slice=number,
+                )
+        return None
+
+    def _incomplete_log(
+        self, plan: SlicePlan, reports: Sequence[NodeReport]
+    ) -> AnabranchError | None:
+        """A replay must read as many rows as the journal says the slice had."""
+        record = next(r for r in self._records if r.number == plan.number)
+        read = _rows_by_source({s.partition: s for r in reports for s in r.sources}.values())
+        for source in sorted({*read, *record.rows}):
+            found, wanted = read.get(source, 0), record.rows.get(source, 0)
+            if found != wanted:
+                return StorageError(
+                    f"the source log of slice {plan.number} has {found} rows of source "
+                    f"{source!r}, the journal says {wanted}; restore the directory from a copy, "
+                    "or start with a new checkpoint directory",
+                    slice=plan.number,
+                )
+        return None
 
     def _advance(self, reports: Sequence[NodeReport], number: int) -> None:
         """Move every partition's frontier; each must have applied exactly this slice."""
@@ -328,19 +389,16 @@ class Controller:
                 f"{len(seen)} reported"
             )
         unique = {s.partition: s for s in sources}.values()
-        rows: dict[str, int] = {}
         latest: dict[str, int] = {}
         for s in unique:
-            for name, n in s.rows.items():
-                rows[name] = rows.get(name, 0) + n
             for name, t in s.max_time_us.items():
                 latest[name] = max(t, latest.get(name, t))
-        self._watermark.observe(latest)
         if plan.feed is Feed.LIVE:
             chunks_left = max((s.chunks for s in unique), default=1) - 1
         else:
             newest = self.newest
             chunks_left = max(newest.chunks_left - 1, 0) if newest else 0
+        self._watermark.observe(latest, chunks_left == 0)
         previous = self.newest
         staged = tuple(
             sorted(
@@ -365,7 +423,7 @@ class Controller:
             mapping=plan.mapping,
             generation=plan.generation,
             max_time_us=self._watermark.latest_us,
-            rows=rows,
+            rows=_rows_by_source(unique),
             staged=files,
         )
         self._records.append(record)
@@ -381,24 +439,33 @@ class Controller:
         if cut is None:
             return []
         assert self.mapping is not None
-        upto = [r for r in self._records if r.number <= cut.slice]
-        self._last = upto[-1] if upto else self._last
-        self._records = [r for r in self._records if r.number > cut.slice]
-        epochs = {p: o.epoch for p, o in self.mapping.owners.items()}
+        start = self._checkpoints.replay_from
+        self._records = [r for r in self._records if r.number >= start]
+        # Partitions that this run does not have may come back: their epochs must not repeat.
+        epochs = dict(self._past.epochs) | {p: o.epoch for p, o in self.mapping.owners.items()}
         return [
-            WriteCut(cut, self._last, tuple(self._records), self.mapping, epochs),
-            TrimStorage(self._checkpoints.trim_below, self._checkpoints.keep_files),
+            WriteCut(cut, tuple(self._records), self.mapping, epochs),
+            TrimStorage(start, self._checkpoints.keep_files),
         ]
 
 
-def _first_failure(reports: Sequence[NodeReport], number: int) -> AnabranchError | None:
+def _rows_by_source(reports: Iterable[SourceReport]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for report in reports:
+        for name, n in report.rows.items():
+            rows[name] = rows.get(name, 0) + n
+    return rows
+
+
+def _first_failure(reports: Sequence[NodeReport], when: str, number: int) -> AnabranchError | None:
     """The one error to show for a slice that was not applied everywhere, causes first."""
     failures = [f for r in reports for f in r.failures]
     if failures:
         first = failures[0]
         cls = StorageError if first.kind == "storage" else OperatorError
+        operator = f", operator {first.operator!r}" if first.operator else ""
         return cls(
-            f"slice {number}, operator {first.operator!r} ({first.where}): {first.message}",
+            f"{when}{operator} ({first.where}): {first.message}",
             operator=first.operator,
             slice=number,
             detail=first.detail,

@@ -1,7 +1,8 @@
 """The watermark: the least, over the sources, of the latest event time minus its delay.
 
-Decided from the slices before, so that a slice's watermark is an input of the slice and the same
-in every replay. It never goes back.
+Decided from the batches before, so that a slice's watermark is an input of the slice and the same
+in every replay. It never goes back, and it stands still between the slices of one batch: their
+rows are in no order, one of the first may be the latest of all.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ class WatermarkTracker:
         self._latest_us: dict[str, int] = {}
         self._watermark_us: int | None = None
 
-    def observe(self, max_time_us: Mapping[str, int]) -> None:
+    def resume(self, watermark_us: int | None) -> None:
+        """Go on from the watermark of a slice that an earlier run finished."""
+        if watermark_us is not None:
+            before = self._watermark_us
+            self._watermark_us = watermark_us if before is None else max(before, watermark_us)
+
+    def observe(self, max_time_us: Mapping[str, int], batch_end: bool) -> None:
         """Take in the latest event times of one finished slice."""
         for source, latest in max_time_us.items():
             if source in self._delays_us:
                 self._latest_us[source] = max(latest, self._latest_us.get(source, latest))
-        if self._delays_us and self._latest_us.keys() == self._delays_us.keys():
+        if batch_end and self._delays_us and self._latest_us.keys() == self._delays_us.keys():
             least = min(self._latest_us[s] - d for s, d in self._delays_us.items())
-            self._watermark_us = max(least, self._watermark_us or least)
+            self.resume(least)
 
     @property
     def watermark_us(self) -> int | None:

@@ -51,12 +51,10 @@ class ExposeSlice:
 class WriteCut:
     """Make a completed checkpoint the one a restart begins with, and start a new journal file.
 
-    `carried` are the slices after the cut and `last` the newest slice at or before it: what a
-    restart needs from before.
+    `carried` are the slices after the cut before it: what a restart may have to replay.
     """
 
     cut: Cut
-    last: SliceRecord | None
     carried: tuple[SliceRecord, ...]
     mapping: Mapping
     epochs: MappingOf[PartitionId, int]

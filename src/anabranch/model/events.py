@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anabranch.errors import AnabranchError
 from anabranch.model.ids import NodeId
 from anabranch.model.reports import NodeReport
 
@@ -21,6 +22,14 @@ class PartitionsInstalled:
     """Every node holds the mapping and the restored state of its partitions."""
 
     mapping: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """A node could not read a checkpoint file; no partition was installed anywhere for good."""
+
+    error: AnabranchError
     now_ms: int
 
 
@@ -67,6 +76,7 @@ class StopRequested:
 Event = (
     NodesJoined
     | PartitionsInstalled
+    | RestoreFailed
     | BatchArrived
     | SliceRan
     | NodesPolled

@@ -68,8 +68,8 @@ class Plan:
 
     @property
     def waves(self) -> int:
-        """Number of waves after the source wave."""
-        return max(c.depth for c in self.chains)
+        """Number of waves after the source wave; at least one, which brings the reports."""
+        return max(1, *(c.depth for c in self.chains))
 
 
 def compile_plan(topology: Topology) -> Plan:

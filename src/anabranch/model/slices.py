@@ -65,10 +65,12 @@ class Cut:
     """A consistent cut: every partition's state up to and including `slice`.
 
     `files` lists, per partition ("chain/index"), its checkpoint files: a full one, then deltas.
+    `groups` is the routing at the cut: which partition's files hold a key group.
     """
 
     slice: int
     files: Mapping[str, list[str]] = field(default_factory=dict)
+    groups: Mapping[str, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -53,6 +53,12 @@ class SliceNotes:
         self.sources: dict[int, SourceReport] = {}
         self.staged: dict[tuple[str, str], Staged] = {}
 
+    def forget(self, partition: PartitionId) -> None:
+        """A wave that is run again answers anew for its partitions."""
+        self.incomplete.pop(partition, None)
+        self.not_hosted.pop(partition, None)
+        self.failures = {k: f for k, f in self.failures.items() if k[0] != str(partition)}
+
 
 class Host:
     """Everything a node process owns. One thread calls it; checkpoints are written by another."""
@@ -68,6 +74,7 @@ class Host:
         self._edges: dict[int, Edge] = {}
         self._routes: dict[tuple[int, tuple[NodeId, ...]], Route] = {}
         self._notes = SliceNotes(0)
+        self._sealed = 0  # the newest slice at which a checkpoint was sealed
         self._writer = CheckpointWriter()
 
     # -- requests ------------------------------------------------------------------------------
@@ -82,12 +89,14 @@ class Host:
         self._edges = {e.id: e for p in self._job.programs.values() for e in p.chain.inputs}
         self._routes = {}
         self._notes = SliceNotes(request.next_slice - 1)
+        self._sealed = 0
+        self._writer.begin(request.run)
         for partition, epoch in request.mapping.hosted_by(request.node).items():
             groups = request.mapping.groups[partition.chain]
             owned = {g: p == partition.index for g, p in enumerate(groups)}
             program = self._job.programs[partition.chain]
             hosted = Partition(partition, epoch, program, request.next_slice)
-            hosted.restore(request.restore.get(partition, ()), owned)
+            hosted.restore(Path(self._job.root), request.restore.get(partition, ()), owned)
             self._partitions[partition] = hosted
         return self._report()
 
@@ -98,9 +107,12 @@ class Host:
 
     def wave(self, request: WaveRequest, blobs: Sequence[Any]) -> tuple[list[list[Any]], Any]:
         """Run one wave; returns a blob (as buffers) per destination node, and the last wave's
-        report or None."""
+        report or None. A call of an earlier slice comes from a task that nobody waits for any
+        more: it changes nothing."""
         self._refuse_older(request.run)
-        if self._notes.slice != request.plan.number or request.depth == 1:
+        if request.plan.number < self._notes.slice:
+            return [encode_blob([]) for _ in request.nodes], None
+        if request.plan.number > self._notes.slice:
             self._notes = SliceNotes(request.plan.number)
         for partition in self._partitions.values():
             partition.confirm(request.confirmed)
@@ -119,7 +131,7 @@ class Host:
         outgoing = [encode_blob(b) for b in bundles]
         if not request.last:
             return outgoing, None
-        if request.plan.seal and not self._problems:
+        if request.plan.seal and not self._problems and self._sealed < request.plan.number:
             self._seal(request.plan.number)
         return [], self._report()
 
@@ -140,6 +152,7 @@ class Host:
 
     def _advance(self, pid: PartitionId, request: WaveRequest) -> list[tuple[int, Bundle]]:
         """Apply the slice to one partition, or note why not; its bundles per destination."""
+        self._notes.forget(pid)
         partition = self._partitions.get(pid)
         if partition is None:
             self._notes.not_hosted[pid] = None
@@ -213,7 +226,8 @@ class Host:
         for name, table in output.sinks.items():
             key = (name, str(partition.id))
             if key not in self._notes.staged:
-                writer = f"{partition.id.chain}-{partition.id.index}"
+                # Source tasks call themselves source-N; an operator may be named "source".
+                writer = f"part-{partition.id.chain}-{partition.id.index}"
                 sink = self._job.sinks[name]
                 self._notes.staged[key] = sink.stage(name, table, output.slice, self._run, writer)
 
@@ -251,12 +265,17 @@ class Host:
         return bool(notes.incomplete or notes.not_hosted or notes.failures)
 
     def _seal(self, slice_no: int) -> None:
-        """Copy what changed; the writer thread makes it durable while slices go on."""
+        """Copy what changed; the writer thread makes it durable while slices go on.
+
+        Once per slice: a second delta would be empty and take the place of the first.
+        """
         assert self._job is not None
+        self._sealed = slice_no
         for partition in self._partitions.values():
             full, states = partition.seal()
-            path = checkpoint_path(Path(self._job.root), partition.id, slice_no, partition.epoch)
-            self._writer.submit(partition.id, slice_no, partition.epoch, path, full, states)
+            self._writer.submit(
+                self._run, self._job.root, partition.id, slice_no, partition.epoch, full, states
+            )
 
     def _report(self) -> NodeReport:
         notes = self._notes
@@ -267,7 +286,7 @@ class Host:
             partitions=dict(notes.partitions),
             incomplete=dict(notes.incomplete),
             not_hosted=tuple(notes.not_hosted),
-            failures=(*notes.failures.values(), *self._writer.take_failures()),
+            failures=(*notes.failures.values(), *self._writer.failures()),
             sources=tuple(notes.sources.values()),
             staged=tuple(notes.staged.values()),
             checkpoints=self._writer.written(),
@@ -283,9 +302,15 @@ class CheckpointWriter:
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Any, ...]] = queue.Queue(MAX_CHECKPOINT_QUEUE)
         self._lock = threading.Lock()
+        self._run = 0
         self._written: dict[PartitionId, CheckpointWritten] = {}
         self._failures: list[Failure] = []
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
+
+    def begin(self, run: int) -> None:
+        """Speak only of this run from now on: another's partitions may have the same names."""
+        with self._lock:
+            self._run, self._written, self._failures = run, {}, []
 
     def submit(self, *sealed: Any) -> None:
         """Queue one partition's sealed state; waits when the disk is far behind."""
@@ -296,24 +321,28 @@ class CheckpointWriter:
         with self._lock:
             return tuple(self._written.values())
 
-    def take_failures(self) -> list[Failure]:
+    def failures(self) -> tuple[Failure, ...]:
+        """Repeated in every report, too: one of them ends the run."""
         with self._lock:
-            failures, self._failures = self._failures, []
-            return failures
+            return tuple(self._failures)
 
     def _work(self) -> None:
         while True:
-            partition, slice_no, epoch, path, full, states = self._queue.get()
+            run, root, partition, slice_no, epoch, full, states = self._queue.get()
+            path = checkpoint_path(partition, slice_no, epoch)
+            failure = None
             try:
-                size = write_checkpoint(path, partition, slice_no, epoch, states)
+                size = write_checkpoint(Path(root) / path, partition, slice_no, epoch, states)
             except Exception as e:
                 message = e.message if isinstance(e, AnabranchError) else repr(e)
                 failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
-                with self._lock:
-                    self._failures.append(failure)
-                continue
-            done = CheckpointWritten(partition, slice_no, epoch, str(path), full, size)
             with self._lock:
+                if run != self._run:
+                    continue
+                if failure is not None:
+                    self._failures.append(failure)
+                    continue
+                done = CheckpointWritten(partition, slice_no, epoch, str(path), full, size)
                 self._written[partition] = done
 
 

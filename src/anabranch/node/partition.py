@@ -108,17 +108,17 @@ class Partition:
         self._delta_rows += rows
         return False, {n: [t] for n, t in deltas.items()}
 
-    def restore(self, files: Iterable[str], owned: Mapping[int, bool] | None = None) -> None:
+    def restore(self, root: Path, files: Iterable[str], owned: Mapping[int, bool]) -> None:
         """Load checkpoint files, oldest first; only rows of the partition's own key groups."""
         for file in files:
-            for operator, tables in read_checkpoint(Path(file)).items():
+            for operator, tables in read_checkpoint(root / file).items():
                 if operator in self.states:
                     for table in tables:
                         self.states[operator].load(_only(table, owned))
 
 
-def _only(table: pa.Table, owned: Mapping[int, bool] | None) -> pa.Table:
-    if owned is None or table.num_rows == 0:
+def _only(table: pa.Table, owned: Mapping[int, bool]) -> pa.Table:
+    if table.num_rows == 0:
         return table
     groups = table.column(GROUP).to_numpy()
     wanted = np.fromiter((owned.get(g, False) for g in range(int(groups.max()) + 1)), dtype=bool)

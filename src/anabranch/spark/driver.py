@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.control.controller import ControlConfig, Controller, Past
 from anabranch.control.fingerprint import refuse_difference
-from anabranch.errors import AnabranchError, ClusterError
+from anabranch.errors import AnabranchError, ClusterError, StorageError
 from anabranch.model.commands import (
     Command,
     ExposeSlice,
@@ -44,6 +44,7 @@ from anabranch.model.events import (
     NodesJoined,
     NodesPolled,
     PartitionsInstalled,
+    RestoreFailed,
     SliceRan,
     StopRequested,
 )
@@ -117,13 +118,26 @@ class JobDriver:
     def start(self) -> None:
         """Check everything, take the directory, restore, replay, then begin to read."""
         check_session(self._spark)
-        plan = self._parts.plan
         frames = open_sources(self._spark, self._parts.sources)
         schemas = {n: arrow_schema(self._spark, f, n) for n, f in frames.items()}
-        outputs, inputs = infer_schemas(plan.topology, schemas, self._parts.sinks)
         self._stream = unite(frames)
-        self._schema: pa.Schema = arrow_schema(self._spark, self._stream, plan.topology.name)
-        self._sources = tuple(frames)
+        name = self._parts.plan.topology.name
+        self.prepare(schemas, arrow_schema(self._spark, self._stream, name))
+        self.take_over(self._connect)
+        try:
+            self._begin_reading()
+        except BaseException:
+            self._release()
+            raise
+
+    def prepare(self, schemas: Mapping[str, pa.Schema], united: pa.Schema) -> None:
+        """Compile the job for the schemas of its sources and of their union; refuse what cannot
+        run."""
+        plan = self._parts.plan
+        outputs, inputs = infer_schemas(plan.topology, schemas, self._parts.sinks)
+        self._schema = united
+        self._sources = tuple(schemas)
+        self._fingerprint: dict[str, Any] = fingerprint(plan, inputs)
         job = JobSpec(
             name=plan.topology.name,
             programs=build_programs(plan, outputs, inputs),
@@ -134,32 +148,34 @@ class JobDriver:
             event_times=self._parts.event_times,
         )
         self._job = pickle_job(job)
+
+    def take_over(self, connect: Callable[[], WaveRunner]) -> None:
+        """Own the directory, hand out the partitions, replay; returns when new rows may come."""
         self._lock = DirectoryLock(self._root)
         try:
-            self._resume(fingerprint(plan, inputs))
+            self._resume()
             with self._step:
-                self._connect_nodes()
+                self._runner = connect()
+                self._handle(NodesJoined(self._runner.nodes, _now_ms()))
                 for sink in self._parts.sinks.values():
                     sink.discard()
-            self._begin_reading()
         except BaseException:
             self._release()
             raise
 
-    def _resume(self, print_now: dict[str, Any]) -> None:
-        """Read what earlier runs journalled; begin a segment of this run's own."""
+    def _resume(self) -> None:
+        """Read what earlier runs journalled."""
         self._journal = Journal(self._root / "journal")
         past = Past()
         found = self._journal.read()
         if found is not None:
             head, slices = found
-            refuse_difference(head.fingerprint, print_now, str(self._root))
+            refuse_difference(head.fingerprint, self._fingerprint, str(self._root))
             before: Mapping[str, int] = head.fingerprint["parallelism"]
-            now: Mapping[str, int] = print_now["parallelism"]
+            now: Mapping[str, int] = self._fingerprint["parallelism"]
             past = Past(
                 cut=head.cut,
                 previous=head.previous,
-                last=head.last,
                 slices=(*head.slices, *slices),
                 epochs=head.epochs,
                 groups=head.groups,
@@ -168,7 +184,6 @@ class JobDriver:
                 mapping_version=head.mapping_version,
                 generation=head.generation,
             )
-        self._fingerprint = print_now
         self._past = past
         self._run = past.generation + 1
         self._confirmed = past.slices[-1].number if past.slices else 0
@@ -181,13 +196,12 @@ class JobDriver:
             past,
         )
 
-    def _connect_nodes(self) -> None:
-        """Warm every executor and hand out the partitions; returns when replay is done."""
+    def _connect(self) -> WaveRunner:
+        """Warm every executor of the session: they are the nodes."""
         ship_package(self._spark)
         check_executors(self._spark)
         nodes = {NodeId(e): host for e, host in executors(self._spark).items()}
-        self._runner = WaveRunner(self._spark, nodes, self._parts.plan.waves)
-        self._handle(NodesJoined(tuple(nodes), _now_ms()))
+        return WaveRunner(self._spark, nodes, self._parts.plan.waves)
 
     def _begin_reading(self) -> None:
         trigger: dict[str, Any] = (
@@ -221,7 +235,6 @@ class JobDriver:
                 self._batch = None
             if self._finished_batch != number:
                 raise StoppedError
-        self._runner.release_shuffles()
 
     def _watch_query(self) -> None:
         """The query's end is the end of the data, a failure, or somebody's stop."""
@@ -337,7 +350,6 @@ class JobDriver:
                 fingerprint={**self._fingerprint, "parallelism": declared},
                 cut=past.cut,
                 previous=past.previous,
-                last=past.last,
                 slices=past.slices,
                 epochs={p: o.epoch for p, o in mapping.owners.items()} | dict(_gone(past, mapping)),
                 groups=past.groups if past.cut else mapping.groups,
@@ -348,8 +360,12 @@ class JobDriver:
             InstallRequest(self._job, self._run, n, mapping, command.restore, command.next_slice)
             for n in self._runner.nodes
         ]
-        with _explained("install the partitions"):
-            self._runner.install(requests)
+        try:
+            with _explained("install the partitions"):
+                self._runner.install(requests)
+        except StorageError as e:
+            log.warning("%s; trying the checkpoint before it", e.message)
+            return RestoreFailed(e, _now_ms())
         return PartitionsInstalled(mapping.version, _now_ms())
 
     def _run_slice(self, plan: SlicePlan) -> Event:
@@ -382,7 +398,6 @@ class JobDriver:
                 fingerprint=self._fingerprint,
                 cut=command.cut,
                 previous=previous,
-                last=command.last,
                 slices=command.carried,
                 epochs=command.epochs,
                 groups=command.mapping.groups,
@@ -393,7 +408,7 @@ class JobDriver:
     def _trim(self, command: TrimStorage) -> None:
         source_log.trim(self._root, command.log_below)
         for path in (self._root / "checkpoints").glob("*/*/*.ckpt"):
-            if str(path) not in command.keep_files:
+            if str(path.relative_to(self._root)) not in command.keep_files:
                 number = int(path.name.partition("-")[0])
                 if number < command.log_below:
                     path.unlink(missing_ok=True)

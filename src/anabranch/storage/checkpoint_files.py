@@ -38,9 +38,10 @@ def decode_table(data: Any) -> pa.Table:
         return reader.read_all()
 
 
-def checkpoint_path(root: Path, partition: PartitionId, slice_no: int, epoch: int) -> Path:
+def checkpoint_path(partition: PartitionId, slice_no: int, epoch: int) -> Path:
+    """Relative to the checkpoint directory, so that the directory can be moved or copied."""
     name = f"{slice_no:012d}-{epoch}.ckpt"
-    return root / "checkpoints" / partition.chain / str(partition.index) / name
+    return Path("checkpoints") / partition.chain / str(partition.index) / name
 
 
 def write_checkpoint(

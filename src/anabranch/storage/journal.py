@@ -2,10 +2,10 @@
 
 A directory of segments `000001.jsonl`, of which only the newest counts. A segment's first line is
 the head (format version, driver generation, fingerprint of the topology, the last two cuts, the
-slices after the cut, epochs and routing); each further line is one slice. A line is its CRC-32 in
-hex, a blank, JSON. A torn last line is dropped: that slice has not happened. A new segment is
-written whole and renamed, at every start and at every completed checkpoint, so a restart reads a
-bounded amount however long the job has run.
+slices after the older cut, epochs and routing); each further line is one slice. A line is its
+CRC-32 in hex, a blank, JSON. A torn last line is dropped: that slice has not happened. A new
+segment is written whole and renamed, at every start and at every completed checkpoint, so a
+restart reads a bounded amount however long the job has run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Head:
     fingerprint: Mapping[str, Any]
     cut: Cut | None = None
     previous: Cut | None = None
-    last: SliceRecord | None = None
     slices: tuple[SliceRecord, ...] = ()
     epochs: Mapping[PartitionId, int] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -48,7 +47,6 @@ class Head:
             "fingerprint": self.fingerprint,
             "cut": self.cut and self.cut.to_json(),
             "previous": self.previous and self.previous.to_json(),
-            "last": self.last and self.last.to_json(),
             "slices": [s.to_json() for s in self.slices],
             "epochs": [[p.chain, p.index, e] for p, e in self.epochs.items()],
             "groups": {c: list(g) for c, g in self.groups.items()},
@@ -62,7 +60,6 @@ class Head:
             fingerprint=data["fingerprint"],
             cut=Cut.from_json(data["cut"]) if data["cut"] else None,
             previous=Cut.from_json(data["previous"]) if data["previous"] else None,
-            last=SliceRecord.from_json(data["last"]) if data["last"] else None,
             slices=tuple(SliceRecord.from_json(s) for s in data["slices"]),
             epochs={PartitionId(c, i): e for c, i, e in data["epochs"]},
             groups={c: tuple(g) for c, g in data["groups"].items()},

@@ -1,0 +1,1 @@
+"""Its place makes `tests/` importable: tests of all kinds share `oracle`."""

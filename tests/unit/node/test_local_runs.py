@@ -1,0 +1,185 @@
+"""Random topologies on simulated nodes, slice by slice against the oracle, under harmless faults:
+repeated tasks and waves, late calls, blobs twice and in any order, restarts, other node counts."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from flows import batches, flows
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from local_run import Batch, Faults, LocalNodes, LocalRun, build, rows_of
+
+import anabranch as ab
+from oracle import Dataflow
+
+SETTINGS = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a whole run takes minutes
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+HARMLESS = {"repeat": 0.3, "stale": 0.3, "shuffle": True}
+
+
+def united(batch: Batch) -> dict[str, list[tuple[int | None, int]]]:
+    rows: dict[str, list[tuple[int | None, int]]] = {}
+    for task in batch:
+        for name, part in task.items():
+            rows.setdefault(name, []).extend(part)
+    return rows
+
+
+class Comparison:
+    """Feeds the same batches to a run and to the oracle and compares every slice of every sink."""
+
+    def __init__(self, flow: Dataflow) -> None:
+        self.flow = flow
+        self.oracle = Dataflow(copy.deepcopy(flow.steps))
+        self.sinks: dict[str, ab.Memory] = {}
+
+    def topology(self, rescale: int = 0) -> ab.Topology:
+        self.sinks = {}
+        return build(self.flow, lambda n: self.sinks.setdefault(n, ab.Memory()), rescale)
+
+    def feed(self, run: LocalRun, batch: Batch) -> None:
+        run.feed(batch)
+        newest = run.driver.controller.newest
+        assert newest is not None
+        expected = self.oracle.run(united(batch))
+        for name, sink in self.sinks.items():
+            assert Counter(rows_of(sink, newest.number)) == expected[name], (name, newest.number)
+
+
+@SETTINGS
+@given(st.data(), flows(), st.integers(1, 3), st.integers(0, 10**6))
+def test_every_slice_is_right_whatever_is_repeated_or_late(
+    data: st.DataObject, flow: Dataflow, nodes: int, seed: int
+) -> None:
+    comparison = Comparison(flow)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        run = LocalRun(comparison.topology(), Path(root), nodes, Faults(seed, **HARMLESS))
+        for batch in data.draw(batches(flow)):
+            comparison.feed(run, batch)
+        run.stop()
+
+
+@SETTINGS
+@given(st.data(), flows(), st.integers(0, 10**6))
+def test_restarts_on_other_nodes_and_parallelism_go_on_exactly(
+    data: st.DataObject, flow: Dataflow, seed: int
+) -> None:
+    """Between batches: a graceful stop or a kill, then other nodes, other parallelism."""
+    comparison = Comparison(flow)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        for batch in data.draw(batches(flow)):
+            rescale = data.draw(st.integers(0, 3))
+            nodes = data.draw(st.integers(1, 3))
+            try:
+                topology = comparison.topology(rescale)
+                run = LocalRun(
+                    topology,
+                    Path(root),
+                    nodes,
+                    Faults(seed, **HARMLESS),
+                    checkpoint_interval_ms=data.draw(st.sampled_from([1, 10**9])),
+                )
+            except ab.AnabranchError as refused:
+                assert "fuses its stateful operators differently" in str(refused)
+                continue
+            comparison.feed(run, batch)
+            if data.draw(st.booleans()):
+                run.stop()
+            else:
+                run.kill()
+
+
+@SETTINGS
+@given(st.data(), flows())
+def test_a_new_driver_on_the_same_nodes_takes_over(data: st.DataObject, flow: Dataflow) -> None:
+    """The node processes outlive the driver; what it left in them must not matter."""
+    comparison = Comparison(flow)
+    plan = comparison.topology().plan()
+    hosts = LocalNodes(2, plan.waves)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        for batch in data.draw(batches(flow)):
+            run = LocalRun(comparison.topology(), Path(root), hosts=hosts)
+            comparison.feed(run, batch)
+            run.kill()
+
+
+@SETTINGS
+@given(st.data(), flows(), st.integers(0, 10**6))
+def test_a_lost_blob_stops_the_run_and_nothing_wrong_is_committed(
+    data: st.DataObject, flow: Dataflow, seed: int
+) -> None:
+    comparison = Comparison(flow)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        run = LocalRun(comparison.topology(), Path(root), 2)
+        lose = data.draw(st.integers(0, 3))
+        for batch in data.draw(batches(flow)):
+            seen = 0
+
+            def lost(blob: int, node: str, count: int) -> bool:
+                nonlocal seen
+                seen += 1
+                return seen == lose
+
+            run.nodes.lose = lost
+            try:
+                comparison.feed(run, batch)
+            except ab.AnabranchError as e:
+                assert "lacked input" in str(e) or "reported" in str(e), e
+                break
+        else:
+            return
+        run.kill()
+        run = LocalRun(comparison.topology(), Path(root), 2)
+        comparison.feed(run, batch)
+
+
+def test_two_jobs_one_after_the_other_on_the_same_nodes(tmp_path: Path) -> None:
+    """Nothing of the first, not even its newest checkpoint files, is taken for the second's."""
+    flow = Dataflow(_simple().steps)
+    comparison = Comparison(flow)
+    hosts = LocalNodes(2, 1)
+    first = LocalRun(comparison.topology(), tmp_path / "a", hosts=hosts)
+    comparison.feed(first, [{"s": [(1, 5), (2, 6)]}])
+    first.stop()
+    again = Comparison(_simple())
+    second = LocalRun(again.topology(), tmp_path / "b", hosts=hosts)
+    again.feed(second, [{"s": [(1, 1)]}])
+    second.stop()
+    third = LocalRun(again.topology(), tmp_path / "b", nodes=1)
+    again.feed(third, [{"s": [(1, 1), (2, 1)]}])
+
+
+def _simple() -> Dataflow:
+    from oracle import Step
+
+    return Dataflow(
+        (Step("s", "source"), Step("sum", "sum", ("s",), 2), Step("o", "sink", ("sum",)))
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 100])
+def test_a_batch_in_several_slices_gives_the_same_totals(tmp_path: Path, limit: int) -> None:
+    comparison = Comparison(_simple())
+    run = LocalRun(comparison.topology(), tmp_path, max_rows_per_slice=limit)
+    batch = [
+        {"s": [(i % 3, i) for i in range(9)]},
+        {"s": [(i % 4, 1) for i in range(4)]},
+        {"s": []},
+    ]
+    run.feed(batch)
+    run.stop()
+    sink = comparison.sinks["o"]
+    final = {k: v for number in sorted(sink.slices) for k, v in rows_of(sink, number)}
+    assert final == dict(comparison.oracle.run(united(batch))["o"].keys())
+    if limit < 9:
+        assert len(sink.slices) > 1
