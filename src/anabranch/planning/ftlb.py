@@ -26,12 +26,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anabranch.errors import PlanningError
-from anabranch.planning.balance import SLACK, BalancePlan, BalanceProblem, judged, least_first
+from anabranch.planning.balance import BalancePlan, BalanceProblem, judged, least_first
 from anabranch.planning.balance_baselines import plan_min_table, plan_mixed, plan_readj
+from anabranch.planning.role_switching import dearest, needs, switch_roles, water_level
 from anabranch.planning.routing import NONE, Assignment, Bools, Floats, Ints, reassigned
 
-#: Keys per task that role switching looks at: the dearest.
-SWITCH_KEYS = 5000
 #: Evictions per plan; each looks at every key of a task.
 EVICTIONS_MAX = 64
 #: Steps of the bisection for the price of a table entry.
@@ -39,11 +38,6 @@ PRICE_STEPS = 10
 #: Shares of the aimed θ tried in turn: a closer aim makes up for keys that do not divide well.
 AIMS = (1.0, 0.7, 0.4, 0.15)
 NEAR_MISS = 3.0
-#: Role switches aim a little closer than they must, since they are free, and may miss by a
-#: little: then nothing is left for migration, and no crowd of small keys is needed to finish.
-SWITCH_AIM = 0.8
-SWITCH_TURNS = 7
-REST = 0.15
 
 
 def plan_ftlb(problem: BalanceProblem, beta: float = 1.0, gamma: float = 1.0) -> BalancePlan:
@@ -104,7 +98,7 @@ class _Attempt:
         self.assignment = problem.current
 
     def run(self) -> BalancePlan:
-        switched = self._switch_roles()
+        self.assignment, switched = switch_roles(self.problem, self.assignment, self.aim)
         self._move_active(switched)
         plan = judged(self.problem, self.assignment)
         if self.problem.limits.replica_weight and not plan.met:
@@ -129,81 +123,6 @@ class _Attempt:
         free = away[self._homing_cost(away) == 0]
         self._send_home(free)
         return len(free) > 0
-
-    def _switch_roles(self) -> Bools:
-        """Activate replicas on tasks with room; returns which keys were switched.
-
-        Where overloaded tasks share no keys with idle ones, tasks in between pass load on: the
-        idle ones pull from anyone, then the overloaded ones push to anyone, in turns.
-        """
-        problem = self.problem
-        switched = np.zeros(len(problem.costs), dtype=np.bool_)
-        gain = 1 - problem.limits.replica_weight
-        if gain <= 0 or self.assignment.backups.shape[1] == 0:
-            return switched
-        aim = SWITCH_AIM * self.aim
-        for turn in range(SWITCH_TURNS):
-            gap = problem.loads(self.assignment) - problem.mean
-            if np.abs(gap).max() <= self.aim:
-                break
-            if turn == 0:
-                need, room = self._needs(gap + problem.mean, aim)
-                room += (room > 0) * REST * self.aim
-            elif turn % 2:
-                need = np.where(gap < -aim, 0.0, np.maximum(gap + aim, 0))
-                room = np.where(gap < -aim, -gap, 0.0)
-            else:
-                need = np.where(gap > aim, gap - aim, 0.0)
-                room = np.where(gap > aim, 0.0, np.maximum(aim - gap, 0))
-            switched[self._switch(need.tolist(), room.tolist(), gain)] = True
-        return switched
-
-    def _switch(self, need: list[float], room: list[float], gain: float) -> Ints:
-        """Switch keys from tasks in need to tasks with room, dearest first: few table entries."""
-        problem, active = self.problem, self.assignment.active
-        donors = [
-            _dearest(np.flatnonzero(active == d), problem.costs, SWITCH_KEYS)
-            for d in range(problem.tasks)
-            if need[d] > 0
-        ]
-        keys = np.concatenate([*donors, np.zeros(0, dtype=np.int64)])
-        keys = _dearest(keys, problem.costs, len(keys))
-        listed = self.assignment.differs(problem.home)
-        spare = problem.limits.table - int(listed.sum())
-        rows = zip(
-            keys.tolist(),
-            (problem.costs[keys] * gain).tolist(),
-            active[keys].tolist(),
-            self.assignment.backups[keys].tolist(),
-            listed[keys].tolist(),
-            strict=True,
-        )
-        chosen: dict[int, int] = {}
-        for key, load, donor, holders, known in rows:
-            if need[donor] <= 0 or load > need[donor] + REST * self.aim:
-                continue
-            holder = max((t for t in holders if t != NONE), key=room.__getitem__, default=NONE)
-            if holder == NONE or room[holder] < load or (spare <= 0 and not known):
-                continue
-            spare -= not known
-            need[donor] -= load
-            room[holder] -= load
-            chosen[key] = holder
-        moved = np.fromiter(chosen.keys(), dtype=np.int64, count=len(chosen))
-        to = np.fromiter(chosen.values(), dtype=np.int64, count=len(chosen))
-        self.assignment = reassigned(self.assignment, moved, to)
-        return moved
-
-    def _needs(self, loads: Floats, aim: float) -> tuple[Floats, Floats]:
-        """How much each task should give, and how much each may take (water levels)."""
-        short = float(np.maximum(self.problem.mean - aim - loads, 0).sum())
-        over = float(np.maximum(loads - self.problem.mean - aim, 0).sum())
-        level = self.problem.mean + aim if over >= short else -_level(-loads, short)
-        need = np.maximum(loads - level, 0)
-        need[need <= SLACK * self.problem.mean] = 0.0
-        room = np.maximum(_level(loads, float(need.sum())) - loads, 0)
-        room[need > 0] = 0.0
-        return need, room
 
     # -- step 2 ------------------------------------------------------------------------------
 
@@ -242,14 +161,14 @@ class _Attempt:
         known = self.away[choice.moved]
         new = choice.moved[~known]
         spare = max(0, self.problem.limits.table - choice.table + len(new))
-        kept = np.concatenate([choice.moved[known], _dearest(new, self.problem.costs, spare)])
+        kept = np.concatenate([choice.moved[known], dearest(new, self.problem.costs, spare)])
         return _Choice(choice.home, kept, self.problem.limits.table)
 
     def _narrow(self, size: int) -> None:
         """Keep the dearest `size` keys of each task: with a full table no others pay off."""
         for task in range(self.problem.tasks):
             keys = np.flatnonzero(self.assignment.active == task)
-            self.candidates[task] = _dearest(keys, self.problem.costs, size)
+            self.candidates[task] = dearest(keys, self.problem.costs, size)
 
     def _at_price(self, price: float, listed: Ints, homing: Floats) -> _Choice:
         problem = self.problem
@@ -261,7 +180,7 @@ class _Attempt:
             cost = problem.costs[home]
             loads -= np.bincount(active[home], cost, problem.tasks)
             loads += np.bincount(problem.home.active[home], cost, problem.tasks)
-        need, _ = self._needs(loads, self.aim)
+        need, _ = needs(loads, problem.mean, self.aim)
         largest = self.upper - float(loads.min())
         sent = np.zeros(len(active), dtype=np.bool_)
         sent[home] = True
@@ -331,7 +250,7 @@ class _Attempt:
         weight = problem.limits.replica_weight
         loads = problem.loads(self.assignment)
         loads -= np.bincount(active[chosen], problem.costs[chosen], problem.tasks)
-        preferred = min(self.upper, _level(loads, float(problem.costs[chosen].sum())))
+        preferred = min(self.upper, water_level(loads, float(problem.costs[chosen].sum())))
         carried: list[float] = loads.tolist()
         queue = [(-float(problem.costs[k]), int(k)) for k in chosen]
         heapq.heapify(queue)
@@ -410,7 +329,7 @@ class _Attempt:
             held = np.flatnonzero((backups == task).any(axis=1)).astype(np.int64)
             need = float(loads[task] - self.upper) / weight
             room = (self.upper - float(loads.min())) / weight
-            for key in _dearest(self._cover(held, need, room, 0.0), problem.costs, len(held)):
+            for key in dearest(self._cover(held, need, room, 0.0), problem.costs, len(held)):
                 copies = {int(active[key]), *backups[key].tolist()}
                 free = [t for t in range(problem.tasks) if t not in copies]
                 if not free:
@@ -422,21 +341,6 @@ class _Attempt:
                     loads[task] -= load
                     loads[target] += load
         self.assignment = Assignment(active, backups, problem.tasks)
-
-
-def _dearest(keys: Ints, costs: Floats, size: int) -> Ints:
-    """At most `size` of `keys`, those with the greatest cost, dearest first."""
-    if len(keys) > size > 0:
-        keys = keys[np.argpartition(-costs[keys], size)[:size]]
-    return keys[np.argsort(-costs[keys], kind="stable")][:size].astype(np.int64)
-
-
-def _level(loads: Floats, amount: float) -> float:
-    """The level to which `amount` fills the tasks, lowest first."""
-    ordered = np.sort(loads)
-    levels = (amount + np.cumsum(ordered)) / np.arange(1, len(ordered) + 1)
-    above = np.append(ordered[1:], np.inf)
-    return float(levels[int(np.argmax(levels <= above))])
 
 
 def _trimmed(chosen: Ints, beyond: Ints, costs: Floats, price_of: Floats, need: float) -> Ints:
