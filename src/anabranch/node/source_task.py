@@ -7,6 +7,7 @@ the source log alone: a retried task, and every replay, reads the log instead of
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +95,10 @@ def _share(
     plan = request.plan
     path = log_path(Path(job.root), plan.number, plan.generation, task)
     logged = read_log(path)
-    if logged is not None:
-        return Share(*logged), 0
-    if plan.feed is Feed.LOG:
-        return _empty_share(job), 0  # fewer chunks than another task had
+    if logged is not None or plan.feed is Feed.LOG:
+        deque(batches, maxlen=0)  # Spark reuses a worker only if it read all its input
+        # No log: another task had more chunks than this one.
+        return (Share(*logged) if logged is not None else _NOTHING), 0
     chunks = _compute(job, request, _read(request, batches))
     size = 0
     # The first chunk last: its file says that all of them are there.
@@ -181,15 +182,9 @@ def _source_programs(job: JobSpec) -> list[ChainProgram]:
     return [p for p in job.programs.values() if p.chain.is_source]
 
 
-def _empty_share(job: JobSpec) -> Share:
-    facts: dict[str, Any] = {
-        "chunks": 0,
-        "batch_rows": 0,
-        "rows": {},
-        "max_time_us": {},
-        "rows_by_operator": {},
-    }
-    return Share({}, facts)
+_NOTHING = Share(
+    {}, {"chunks": 0, "batch_rows": 0, "rows": {}, "max_time_us": {}, "rows_by_operator": {}}
+)
 
 
 def _latest(job: JobSpec, rows: Mapping[str, pa.Table]) -> dict[str, int]:

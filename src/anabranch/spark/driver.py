@@ -13,9 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -23,7 +24,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.control.controller import ControlConfig, Controller, Past
 from anabranch.control.fingerprint import refuse_difference
-from anabranch.errors import AnabranchError, ClusterError, StorageError
+from anabranch.errors import (
+    AnabranchError,
+    ClusterError,
+    ConfigError,
+    StorageError,
+    TopologyError,
+)
 from anabranch.model.commands import (
     Command,
     ExposeSlice,
@@ -54,6 +61,7 @@ from anabranch.model.plan import Plan
 from anabranch.model.slices import SlicePlan
 from anabranch.node.messages import InstallRequest, JobSpec
 from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
+from anabranch.operators.canonical import require_column
 from anabranch.spark.progress import Progress, summarise
 from anabranch.spark.session import check_executors, check_session, executors, ship_package
 from anabranch.spark.shipping import pickle_job
@@ -61,7 +69,7 @@ from anabranch.spark.sources import arrow_schema, open_sources, unite
 from anabranch.spark.waves import WaveRunner
 from anabranch.storage import source_log
 from anabranch.storage.journal import DirectoryLock, Head, Journal
-from anabranch.storage.sinks import Sink
+from anabranch.storage.sinks import Parquet, Sink
 
 log = logging.getLogger("anabranch")
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
@@ -109,6 +117,7 @@ class JobDriver:
         self._query: Any = None
         self._last_slice_at = time.monotonic()
         self._mapping: PartitionMapping | None = None
+        self.run = 0  # the driver's generation
         self.error: AnabranchError | None = None
         self.progress: deque[Progress] = deque(maxlen=PROGRESS_KEPT)
         self.on_progress: list[Callable[[Progress], None]] = []
@@ -123,7 +132,15 @@ class JobDriver:
         self._stream = unite(frames)
         name = self._parts.plan.topology.name
         self.prepare(schemas, arrow_schema(self._spark, self._stream, name))
-        self.take_over(self._connect)
+        before = _of_session.get(self._spark.sparkContext)
+        if before is not None and before.active:
+            raise ConfigError(
+                f"this Spark session already runs topology {before.name!r}: a node keeps the "
+                "state of one job; stop that one first, or start this one in a Spark application "
+                "of its own"
+            )
+        _of_session[self._spark.sparkContext] = self
+        self.take_over(self._connect, before.run if before is not None else 0)
         try:
             self._begin_reading()
         except BaseException:
@@ -135,6 +152,8 @@ class JobDriver:
         run."""
         plan = self._parts.plan
         outputs, inputs = infer_schemas(plan.topology, schemas, self._parts.sinks)
+        _check_event_times(self._parts.event_times, outputs)
+        _check_paths(self._parts.sinks)
         self._schema = united
         self._sources = tuple(schemas)
         self._fingerprint: dict[str, Any] = fingerprint(plan, inputs)
@@ -149,21 +168,31 @@ class JobDriver:
         )
         self._job = pickle_job(job)
 
-    def take_over(self, connect: Callable[[], WaveRunner]) -> None:
-        """Own the directory, hand out the partitions, replay; returns when new rows may come."""
+    def take_over(self, connect: Callable[[], WaveRunner], after_run: int = 0) -> None:
+        """Own the directory, hand out the partitions, replay; returns when new rows may come.
+
+        `after_run` is the generation of the driver before on the same nodes: they refuse it later.
+        """
         self._lock = DirectoryLock(self._root)
         try:
-            self._resume()
+            self._resume(after_run)
+            self._complete_sinks()
             with self._step:
                 self._runner = connect()
                 self._handle(NodesJoined(self._runner.nodes, _now_ms()))
-                for sink in self._parts.sinks.values():
-                    sink.discard()
         except BaseException:
             self._release()
             raise
 
-    def _resume(self) -> None:
+    def _complete_sinks(self) -> None:
+        """A crash between journal and sink leaves the newest slice unexposed."""
+        newest = self.controller.newest
+        if newest is not None:
+            self._execute(ExposeSlice(newest, ()))
+        for sink in self._parts.sinks.values():
+            sink.begin(newest.number if newest else 0)
+
+    def _resume(self, after_run: int) -> None:
         """Read what earlier runs journalled."""
         self._journal = Journal(self._root / "journal")
         past = Past()
@@ -184,8 +213,9 @@ class JobDriver:
                 mapping_version=head.mapping_version,
                 generation=head.generation,
             )
+        past = replace(past, generation=max(past.generation, after_run))
         self._past = past
-        self._run = past.generation + 1
+        self.run = past.generation + 1
         self._confirmed = past.slices[-1].number if past.slices else 0
         self.controller = Controller(
             self._parts.plan,
@@ -204,6 +234,7 @@ class JobDriver:
         return WaveRunner(self._spark, nodes, self._parts.plan.waves)
 
     def _begin_reading(self) -> None:
+        self._check_offsets()
         trigger: dict[str, Any] = (
             {"availableNow": True}
             if self._config.available_now
@@ -219,6 +250,28 @@ class JobDriver:
         threading.Thread(target=self._watch_query, name="anabranch-watch", daemon=True).start()
         if not self._config.available_now:
             threading.Thread(target=self._tick, name="anabranch-tick", daemon=True).start()
+
+    def _check_offsets(self) -> None:
+        """The journal and Spark's offsets are one checkpoint: with only one of them left, rows
+        would be skipped or read again without a word."""
+        spark = self._root / "spark"
+        newest = self.controller.newest
+        batch = newest.batch if newest else None
+        lost = None
+        if batch is not None and not (spark / "offsets").is_dir():
+            lost = f"the journal ends with batch {batch}, but Spark's offsets ({spark}) are gone"
+        if (
+            batch is None
+            and (spark / "commits").is_dir()
+            and any((spark / "commits").glob("[0-9]*"))
+        ):
+            lost = f"Spark's offsets ({spark}) are there, but the journal of the slices is gone"
+        if lost is not None:
+            raise StorageError(
+                f"{lost}; restore the directory from a copy, or start with a new checkpoint "
+                "directory",
+                path=str(self._root),
+            )
 
     # -- threads that bring events -------------------------------------------------------------
 
@@ -284,6 +337,10 @@ class JobDriver:
         return self._ended.wait(timeout)
 
     @property
+    def name(self) -> str:
+        return self._parts.plan.topology.name
+
+    @property
     def active(self) -> bool:
         return not self._ended.is_set()
 
@@ -330,7 +387,7 @@ class JobDriver:
             case PollNodes():
                 time.sleep(POLL_PAUSE_S)
                 with _explained("poll the nodes"):
-                    reports = self._runner.poll(self._run)
+                    reports = self._runner.poll(self.run)
                 return NodesPolled(tuple(reports), _now_ms())
             case FailRun():
                 raise command.error
@@ -346,7 +403,7 @@ class JobDriver:
         declared = past.parallelism if past.cut else self._fingerprint["parallelism"]
         self._journal.begin(
             Head(
-                generation=self._run,
+                generation=self.run,
                 fingerprint={**self._fingerprint, "parallelism": declared},
                 cut=past.cut,
                 previous=past.previous,
@@ -357,7 +414,7 @@ class JobDriver:
             )
         )
         requests = [
-            InstallRequest(self._job, self._run, n, mapping, command.restore, command.next_slice)
+            InstallRequest(self._job, self.run, n, mapping, command.restore, command.next_slice)
             for n in self._runner.nodes
         ]
         try:
@@ -375,7 +432,7 @@ class JobDriver:
         with _explained(f"run slice {plan.number}"):
             tasks, reports = self._runner.run_slice(
                 plan=plan,
-                run=self._run,
+                run=self.run,
                 confirmed=self._confirmed if not plan.replay else plan.number - 1,
                 mapping=self._mapping,
                 job=self._job,
@@ -394,7 +451,7 @@ class JobDriver:
         previous = self.controller.previous_cut
         self._journal.begin(
             Head(
-                generation=self._run,
+                generation=self.run,
                 fingerprint=self._fingerprint,
                 cut=command.cut,
                 previous=previous,
@@ -417,6 +474,35 @@ class JobDriver:
 def _gone(past: Past, mapping: PartitionMapping) -> Iterator[tuple[Any, int]]:
     """Epochs of partitions that this run does not have: a later one may have them again."""
     return ((p, e) for p, e in past.epochs.items() if p not in mapping.owners)
+
+
+# The newest driver of each Spark application; a node process serves one at a time.
+_of_session: WeakKeyDictionary[Any, JobDriver] = WeakKeyDictionary()
+
+
+def _check_event_times(columns: Mapping[str, str], outputs: Mapping[str, pa.Schema]) -> None:
+    for source, column in columns.items():
+        kind = require_column(outputs[source], column, f"the event time of source {source!r}")
+        if not pa.types.is_timestamp(kind):
+            raise TopologyError(
+                f"the event time of source {source!r}, column {column!r}, is {kind}; cast it to "
+                "a timestamp",
+                operator=source,
+            )
+
+
+def _check_paths(sinks: Mapping[str, Sink]) -> None:
+    """Two sinks in one directory would take each other's slices for their own."""
+    owners: dict[Path, str] = {}
+    for name, sink in sinks.items():
+        if isinstance(sink, Parquet):
+            other = owners.setdefault(Path(sink.path).absolute(), name)
+            if other != name:
+                raise TopologyError(
+                    f"the sinks {other!r} and {name!r} write to the same directory {sink.path}; "
+                    "give each its own, or unite their streams",
+                    operator=name,
+                )
 
 
 @contextlib.contextmanager

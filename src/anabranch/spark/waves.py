@@ -12,11 +12,14 @@ locations, `PairwiseRDD` (how PySpark shuffles pairs of raw frames) and `Dataset
 from __future__ import annotations
 
 import pickle
+import queue
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.core.rdd import RDD
+from pyspark.core.rdd import RDD, _wrap_function
 from pyspark.serializers import NoOpSerializer, PairDeserializer
 from pyspark.sql import DataFrame, SparkSession
 
@@ -52,7 +55,11 @@ class WaveRunner:
         self._locations = self._python.toScalaMap(locations)
         # Any partitioner with as many partitions as nodes: the frames carry the partition.
         self._partitioner = self._jvm.PythonPartitioner(len(nodes), id(self))
-        self._shuffles: list[int] = []
+        self._shuffles: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # These never change, so they are pickled and handed to the JVM once.
+        self._wave = self._function(tasks.wave_frames, _PAIRS)
+        self._ask = self._function(tasks.control_frames, _FRAMES)
+        threading.Thread(target=self._free_shuffles, name="anabranch-free", daemon=True).start()
 
     # -- slices --------------------------------------------------------------------------------
 
@@ -69,11 +76,11 @@ class WaveRunner:
     ) -> tuple[int, list[NodeReport]]:
         """Run one slice as one Spark job; the number of source tasks, and every node's report."""
         arrow, count = self._feed(plan, batch)
-        frames: RDD[Any] | None = None
+        frames: Any = None
         if arrow is not None:
             request = SourceRequest(run, self.nodes, mapping, plan, count, sources, schema)
             work = partial(tasks.source_frames, job, _dump(request))
-            frames = self._python_stage(arrow, work, _FRAMES)
+            frames = self._python_stage(arrow, self._function(work, _FRAMES))
         upstream = count
         for depth in range(1, self._waves + 1):
             last = depth == self._waves
@@ -87,9 +94,8 @@ class WaveRunner:
                 if frames is not None and upstream
                 else self._pinned([b""] * len(self.nodes), 1)
             )
-            frames = self._python_stage(pinned.zip(shuffled), tasks.wave_frames, _PAIRS)
+            frames = self._python_stage(pinned.zip(shuffled), self._wave)
             upstream = len(self.nodes)
-        assert frames is not None
         self._sc.setJobDescription(f"slice {plan.number}" + (" (replay)" if plan.replay else ""))
         return count, [_load(frame) for frame in self._collect(frames)]
 
@@ -106,13 +112,14 @@ class WaveRunner:
             return rdd, plan.source_tasks
         return None, 0
 
-    def release_shuffles(self) -> None:
-        """Free the shuffle files of finished slices; Spark itself waits for its driver's GC."""
+    def _free_shuffles(self) -> None:
+        """Free the shuffle files of past slices; Spark itself waits for its driver's GC."""
         cleaner = self._sc._jsc.sc().cleaner()
-        while self._shuffles:
-            shuffle = self._shuffles.pop()
-            if cleaner.isDefined():
-                cleaner.get().doCleanupShuffle(shuffle, False)
+        kept: deque[int] = deque()
+        while cleaner.isDefined():
+            kept.append(self._shuffles.get())
+            if len(kept) > 2 * self._waves:  # the slice in hand may still need its own
+                cleaner.get().doCleanupShuffle(kept.popleft(), False)
 
     # -- install and poll ----------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class WaveRunner:
 
     def _control(self, requests: list[bytes], description: str) -> list[NodeReport]:
         self._sc.setJobDescription(description)
-        stage = self._python_stage(self._pinned(requests, 1), tasks.control_frames, _FRAMES)
+        stage = self._python_stage(self._pinned(requests, 1), self._ask)
         answers = [_load(frame) for frame in self._collect(stage)]
         for answer in answers:
             if isinstance(answer, AnabranchError):
@@ -153,19 +160,21 @@ class WaveRunner:
         )
         return rdd.toJavaRDD()
 
-    def _python_stage(self, jrdd: Any, function: Any, deserializer: Any) -> RDD[Any]:
-        rdd: Any = RDD(jrdd, self._sc, deserializer).mapPartitionsWithIndex(function, True)
-        rdd._jrdd_deserializer = _FRAMES
-        return rdd
+    def _function(self, function: Any, deserializer: Any) -> Any:
+        """A Python function from frames to frames, as the JVM's PythonRDD takes it."""
+        return _wrap_function(self._sc, function, deserializer, _FRAMES)
+
+    def _python_stage(self, jrdd: Any, function: Any) -> Any:
+        return self._jvm.PythonRDD(jrdd.rdd(), function, True, False).asJavaRDD()
 
     def _shuffle(self, frames: Any) -> Any:
-        pairs = self._jvm.PairwiseRDD(frames._jrdd.rdd()).asJavaPairRDD()
+        pairs = self._jvm.PairwiseRDD(frames.rdd()).asJavaPairRDD()
         shuffled = pairs.partitionBy(self._partitioner)
-        self._shuffles.append(shuffled.rdd().dependencies().head().shuffleId())
+        self._shuffles.put(shuffled.rdd().dependencies().head().shuffleId())
         return shuffled.values()
 
     def _collect(self, frames: Any) -> list[bytes]:
-        return list(frames.collect())
+        return list(RDD(frames, self._sc, _FRAMES).collect())
 
 
 def _dump(value: Any) -> bytes:
