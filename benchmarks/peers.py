@@ -70,14 +70,18 @@ def python_word_count(spark: Any, directory: Path, shape: Shape) -> Any:
             self._handle = handle
             self._count = handle.getValueState("n", "n long")
 
-        def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[Any]:  # noqa: N802
+        def handleInputRows(  # noqa: N802
+            self, key: Any, rows: Iterator[Any], timerValues: Any
+        ) -> Iterator[Any]:
             found = self._count.get()
             if found is None:
                 self._handle.registerTimer(int(key[0]))
             self._count.update(((found[0] if found else 0) + sum(len(r) for r in rows),))
-            yield pd.DataFrame()
+            yield from ()
 
-        def handleExpiredTimer(self, key: Any, timers: Any, timer: Any) -> Iterator[Any]:  # noqa: N802
+        def handleExpiredTimer(  # noqa: N802
+            self, key: Any, timerValues: Any, expiredTimerInfo: Any
+        ) -> Iterator[Any]:
             row = {"window_end": [key[0]], "word": [key[1]], "n": [self._count.get()[0]]}
             self._count.clear()
             yield pd.DataFrame(row)

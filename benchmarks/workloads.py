@@ -111,6 +111,18 @@ def write_traffic(directory: Path, shape: Shape, seed: int = 1) -> Path:
     return directory
 
 
+def write_keys(
+    directory: Path, keys: int, load_rows: int, rows: int, batches: int, seed: int = 1
+) -> Path:
+    """Every key once, in large batches, then small batches of random ones."""
+    rng = np.random.default_rng(seed)
+    loads = [np.arange(k, min(k + load_rows, keys)) for k in range(0, keys, load_rows)]
+    draws = [rng.integers(0, keys, rows) for _ in range(batches)]
+    for batch, key in enumerate(loads + draws):
+        _write(pl.DataFrame({"key": key}), directory, batch, files=1)
+    return directory
+
+
 def read_files(spark: Any, directory: Path, columns: str, files: int) -> Any:
     """A stream that takes `files` files per batch."""
     reader = spark.readStream.schema(columns).option("maxFilesPerTrigger", files)
