@@ -6,7 +6,8 @@
   too late is.
 * `dag_backups` (algorithm 4): the general heuristic with b-cover share F and backup workload B.
   The printed line 11 strikes tasks that another branch still needs; here a search goes on until
-  no path from its source leaves the bound, so the guarantee holds by construction.
+  no path from its source leaves the bound, so the guarantee holds by construction. Ours too:
+  parallel tasks are cut together, and shorter reaches than the bound are tried.
 * `exhaustive_backups`: all choices, cheapest first, from none at all.
 * `share_based_backups`: the paper's baseline; its formula is only in the work it cites. Ours: a
   task's share is T(v) times the part of the stream that reaches it when every task splits its
@@ -31,6 +32,9 @@ from anabranch.planning.backups_reduce import whole
 from anabranch.planning.backups_search import prune
 
 EXHAUSTIVE_TASKS = 22
+# Of the bound, how far a search of `dag_backups` may reach. On SignalGuru with unequal times the
+# full reach alone takes 16 % more backups than the optimum, the best of these four 6 %.
+REACHES = (1.0, 0.9, 0.8, 0.7)
 
 
 def line_backups(problem: BackupProblem) -> BackupPlan:
@@ -79,10 +83,22 @@ def dag_backups(problem: BackupProblem) -> BackupPlan:
     """The general heuristic: searches from the sources and from each new backup (algorithm 1).
 
     Backups that the later ones made needless are dropped at the end, as the paper's text asks.
+    A search that always goes as far as the bound allows may end among many parallel tasks, one
+    step behind a narrow one: so shorter reaches are tried too, and the cheapest plan is kept.
     """
     require_feasible(problem)
+    least = max(problem.reprocess_s)
+    plans = [
+        prune(whole(problem), _search(problem.with_bound(max(least, reach * problem.bound_s))))
+        for reach in REACHES
+    ]
+    return plan_of(problem, "dag", min(plans, key=problem.cost_of))
+
+
+def _search(problem: BackupProblem) -> set[int]:
+    """Algorithm 1: search from each source, then from each new backup, farthest first."""
     graph = problem.graph
-    hops = [0] * len(graph)  # most hops to a sink: a search starts farthest from the sinks
+    hops = [0] * len(graph)  # most hops to a sink
     for v in reversed(graph.order):
         hops[v] = 1 + max((hops[w] for w in graph.downstream[v]), default=-1)
     place = {v: i for i, v in enumerate(graph.order)}
@@ -93,11 +109,16 @@ def dag_backups(problem: BackupProblem) -> BackupPlan:
         fresh = _search_from(problem, graph.order[place[source] :], backups)
         if fresh:
             pending = sorted({*pending, *fresh}, key=lambda v: (hops[v], -v))
-    return plan_of(problem, "dag", prune(whole(problem), backups))
+    return backups
 
 
 def _search_from(problem: BackupProblem, order: Sequence[int], backups: set[int]) -> list[int]:
-    """Back up, by highest B per cost, until no path from `order[0]` is longer than the bound."""
+    """Back up, by highest B per cost, until no path from `order[0]` is longer than the bound.
+
+    Parallel tasks (same upstream, same downstream) are cut together; pruning thins them out.
+    """
+    upstream, downstream = problem.graph.upstream, problem.graph.downstream
+    cost = problem.cost
     fresh: list[int] = []
     while True:
         reached, exits = _region(problem, order, backups)
@@ -105,10 +126,11 @@ def _search_from(problem: BackupProblem, order: Sequence[int], backups: set[int]
             return fresh
         ways = _ways_out(problem, reached, exits, backups)
         work = _backup_workload(problem, reached)
-        cost = problem.cost
         best = max(ways, key=lambda v: (work[v] / cost[v] if cost[v] else math.inf, reached[v], -v))
-        backups.add(best)
-        fresh.append(best)
+        ups, downs = upstream[best], downstream[best]
+        chosen = [v for v in ways if upstream[v] == ups and downstream[v] == downs]
+        backups.update(chosen)
+        fresh += chosen
 
 
 def _region(
