@@ -41,8 +41,16 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except AnabranchError as error:
-            report(error, bool(ctx.meta.get(_VERBOSE)))
-            raise typer.Exit(1) from None
+            shown = error
+        except typer.Abort:
+            raise
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # an exit, or a wrong option that Typer explains
+                raise
+            shown = InvariantError(f"unexpected {type(error).__name__}: {error}")
+            shown.__cause__ = error
+        report(shown, bool(ctx.meta.get(_VERBOSE)))
+        raise typer.Exit(1)
 
 
 def report(error: AnabranchError, verbose: bool) -> None:

@@ -49,6 +49,35 @@ def test_a_mistake_is_one_sentence_and_status_1(arguments: list[str], sentence: 
     assert not Path("never-made").exists()
 
 
+def test_a_bug_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> bool:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("anabranch.cli.main.run_demo", fail)
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: unexpected KeyError: 'surprise'")
+    assert "bug in Anabranch" in result.stderr
+    assert "Traceback" not in result.output
+    verbose = CliRunner().invoke(app, ["demo", "--verbose"])
+    assert "in fail" in verbose.stderr
+
+
+def test_an_unknown_option_is_explained() -> None:
+    result = CliRunner().invoke(app, ["demo", "--speed", "3"])
+    assert result.exit_code == 2
+    assert "--speed" in result.output
+
+
+def test_plan_errors_are_sentences(tmp_path: Path) -> None:
+    problem = tmp_path / "problem.json"
+    problem.write_text("{")
+    result = CliRunner().invoke(app, ["plan", "backups", str(problem)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+
+
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(java.find_java, "__defaults__", ({}, tmp_path))
     result = CliRunner().invoke(app, RUN)
