@@ -191,10 +191,7 @@ class Controller:
     def _on_installed(self, event: PartitionsInstalled) -> list[Command]:
         self._to_replay = [r for r in self._past.slices if r.number > self._cut_slice]
         self.phase = Phase.REPLAYING
-        newest = self.newest
-        # A crash between journal and sink leaves the newest slice unexposed.
-        expose: list[Command] = [ExposeSlice(newest, ())] if newest else []
-        return expose + self._go_on(event.now_ms)
+        return self._go_on(event.now_ms)
 
     # -- choosing the next slice ---------------------------------------------------------------
 

@@ -32,11 +32,15 @@ def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb", buffering=0) as file:
-            size = sum(_write_all(file.fileno(), part) for part in parts)
-            if sync:
-                os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                size = sum(_write_all(file.fileno(), part) for part in parts)
+                if sync:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # half a file must not fill the disk further
+            raise
     return size
 
 

@@ -14,8 +14,9 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -112,19 +113,29 @@ class Journal:
         self._number = int(newest.stem)
         with explained("read", newest):
             lines = newest.read_bytes().split(b"\n")
+        # Only the line that was being written may be torn: the last one with anything on it.
+        while lines and not lines[-1]:
+            lines.pop()
         records = [
-            _parse(line, newest, i, last=i >= len(lines) - 2) for i, line in enumerate(lines)
+            _parse(line, newest, i, last=i == len(lines) - 1) for i, line in enumerate(lines)
         ]
         found = [r for r in records if r is not None]
         if not found:
-            raise StorageError(f"the journal {newest} has no readable head", path=str(newest))
+            raise StorageError(
+                f"the journal {newest} is empty; restore the directory from a copy, or start "
+                "with a new checkpoint directory",
+                path=str(newest),
+            )
         if found[0]["format"] != FORMAT:
             raise StorageError(
                 f"the journal {newest} has format {found[0]['format']}, this version reads "
                 f"{FORMAT}; run the job with the version that wrote it",
                 path=str(newest),
             )
-        return Head.from_json(found[0]), [SliceRecord.from_json(r) for r in found[1:]]
+        head = Head.from_json(found[0])
+        slices = [SliceRecord.from_json(r) for r in found[1:]]
+        _check_order([*head.slices, *slices], newest)
+        return head, slices
 
     def begin(self, head: Head) -> None:
         """Start a new segment, which replaces all older ones."""
@@ -159,14 +170,22 @@ class Journal:
             self._file.close()
 
 
+def _check_order(slices: Sequence[SliceRecord], path: Path) -> None:
+    for before, after in pairwise(slices):
+        if after.number != before.number + 1:
+            raise StorageError(
+                f"the journal {path} has slice {after.number} after slice {before.number}; "
+                "restore the directory from a copy, or start with a new checkpoint directory",
+                path=str(path),
+            )
+
+
 def _line(data: Mapping[str, Any]) -> bytes:
     body = json.dumps(data, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def _parse(line: bytes, path: Path, number: int, last: bool) -> dict[str, Any] | None:
-    if not line:
-        return None
     crc, _, body = line.partition(b" ")
     if crc == b"%08x" % zlib.crc32(body):
         parsed: dict[str, Any] = json.loads(body)

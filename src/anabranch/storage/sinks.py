@@ -7,6 +7,7 @@ a crash between the two is mended by exposing the newest journalled slice again 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anabranch.errors import StorageError, TopologyError
+from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.model.reports import Staged
 from anabranch.storage.checkpoint_files import decode_table, encode_table
 from anabranch.storage.files import explained
@@ -37,8 +38,9 @@ class Sink(Protocol):
         """Let readers see the slice; runs on the driver. `staged` is empty after a restart."""
         ...
 
-    def discard(self) -> None:
-        """At the start of a run: remove what earlier runs staged and never exposed."""
+    def begin(self, newest: int) -> None:
+        """At the start of a run whose journal ends with slice `newest` (0: a new one): remove what
+        earlier runs staged and never exposed, refuse a place that holds another job's rows."""
         ...
 
 
@@ -69,7 +71,7 @@ class Memory:
         if tables:
             self.slices[slice_no] = tables
 
-    def discard(self) -> None:
+    def begin(self, newest: int) -> None:
         pass
 
     def rows(self) -> pa.Table:
@@ -101,7 +103,7 @@ class Console:
         if rows.num_rows > self.limit:
             self.write(f"  … and {rows.num_rows - self.limit} more")
 
-    def discard(self) -> None:
+    def begin(self, newest: int) -> None:
         pass
 
 
@@ -132,8 +134,12 @@ class Parquet:
         with explained("write", target):
             target.parent.mkdir(parents=True, exist_ok=True)
             # A retried task writes the same rows again: under another name, then over the first.
-            temporary = target.with_name(f".{target.name}.tmp")
-            pq.write_table(table, temporary, compression="zstd", use_dictionary=False)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            with temporary.open("wb") as file:
+                pq.write_table(table, file, compression="zstd", use_dictionary=False)
+                file.flush()
+                # A replay does not write it again: it must be there before the journal says so.
+                os.fsync(file.fileno())
             temporary.replace(target)
         return Staged(name, writer, table.num_rows, path=str(target))
 
@@ -156,5 +162,16 @@ class Parquet:
                 (directory / extra).unlink()  # of a task attempt that did not count
             directory.rename(final)
 
-    def discard(self) -> None:
+    def begin(self, newest: int) -> None:
+        """A slice that this job has not journalled was written by another job. Exposing would
+        take its directory for one's own and drop rows, so it is refused."""
+        exposed = [p.name.removeprefix("slice=") for p in Path(self.path).glob("slice=*")]
+        foreign = sorted(int(n) for n in exposed if n.isdigit() and int(n) > newest)
+        if foreign:
+            raise ConfigError(
+                f"the Parquet sink {self.path} holds slice {foreign[-1]} of another job (this "
+                f"job's checkpoint ends at slice {newest}); give the sink a directory of its own, "
+                "or go on with the checkpoint directory that belongs to it",
+                path=self.path,
+            )
         shutil.rmtree(Path(self.path) / "_staging", ignore_errors=True)

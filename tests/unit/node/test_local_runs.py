@@ -18,7 +18,7 @@ import anabranch as ab
 from oracle import Dataflow
 
 SETTINGS = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # shrinking a whole run takes minutes
