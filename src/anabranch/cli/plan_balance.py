@@ -201,6 +201,10 @@ def _write_routes(target: Path, keys: KeyFile, problem: BalanceProblem, plan: Ba
             writer.writerow([keys.names[k], int(new.active[k]), replicas])
 
 
+def _short(load: float) -> str:
+    return f"{load:,.0f}" if load >= 100 else f"{load:.3g}"
+
+
 def draw(before: Floats, after: Floats, theta_max: float) -> str:
     """Load of every task before and after as SVG bars, with the band of θ_max."""
     mean = float(before.mean()) or 1.0
@@ -219,7 +223,7 @@ def draw(before: Floats, after: Floats, theta_max: float) -> str:
         '<text x="16" y="22" font-size="14">Load per task, before (grey) and after</text>',
         f'<rect x="50" y="{band[0]:.1f}" width="{width - 60:g}" '
         f'height="{band[1] - band[0]:.1f}" fill="#fde68a"/>',
-        f'<text x="46" y="{y(mean) + 4:.1f}" text-anchor="end">{mean:.3g}</text>',
+        f'<text x="46" y="{y(mean) + 4:.1f}" text-anchor="end">{_short(mean)}</text>',
         f'<path d="M50 {base}H{width - 10:g}" stroke="#334"/>',
     ]
     for task, (old, new) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):

@@ -39,14 +39,13 @@ from anabranch.planning.recovery import (
     Node,
     PartialPlan,
     Planner,
-    RecoveryPlan,
     plan_best_density,
     plan_dp,
     plan_operator_centric,
     plan_progressive,
     schedule_recovery,
 )
-from anabranch.planning.recovery_exact import plan_exact
+from anabranch.planning.recovery_exact import best_plan
 
 TOP_KEYS = frozenset({"partitions", "outputs", "failed", "nodes", "cap"})
 PARTITION_KEYS = frozenset({"cpu", "upstream"})
@@ -62,12 +61,8 @@ class RecoveryFile:
     cap: float
 
 
-def _exact(problem: RecoveryProblem, resources: float) -> RecoveryPlan:
-    return plan_exact(problem, resources).plan
-
-
 PLANNERS: dict[str, Planner] = {
-    "exact": _exact,
+    "exact": best_plan,
     "best-density": plan_best_density,
     "progressive": plan_progressive,
     "dp": plan_dp,
@@ -214,7 +209,7 @@ def draw(given: RecoveryFile, plans: list[PartialPlan]) -> str:
         f"(of {total})</text>",
         f'<path d="M{left} {top}V{y(0):.1f}H{width - 30}" fill="none" stroke="#334"/>',
     ]
-    for value in {0, total // 2, total}:
+    for value in (0, total // 2, total):
         parts.append(
             f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>'
         )

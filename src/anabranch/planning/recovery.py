@@ -12,6 +12,7 @@ query never loses a partition again.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -233,7 +234,7 @@ class PartialPlan:
 def schedule_recovery(
     problem: RecoveryProblem,
     arrivals: Sequence[Node],
-    planner: Planner = plan_best_density,
+    planner: Planner,
     cap: float = CPU_CAP,
 ) -> list[PartialPlan]:
     """One partial plan per arriving node (001, sections 2.3 and 4.4).
@@ -283,10 +284,14 @@ def _place_partial(
     planned = list(plan.queries)
     others = [q for q in problem.queries if q not in set(planned)]
     for query in _by_density(problem, planned) + _by_density(problem, others):
-        placement |= _place(problem, problem.queries[query] - placement.keys(), rooms, whole=True)
+        placement |= _place_whole(problem, problem.queries[query] - placement.keys(), rooms)
+    sharers = Counter(p for needs in problem.queries.values() for p in needs)
     left = [q for q in problem.queries if not problem.queries[q] <= placement.keys()]
     for query in _by_density(problem, left):
-        placement |= _place(problem, problem.queries[query] - placement.keys(), rooms, whole=False)
+        # The most shared come first: they bring most queries closer.
+        missing = problem.queries[query] - placement.keys()
+        for name in sorted(missing, key=lambda p: (-sharers[p], -problem.costs[p], p)):
+            _place(problem, name, rooms, placement)
     return placement
 
 
@@ -297,27 +302,26 @@ def _by_density(problem: RecoveryProblem, queries: list[str]) -> list[str]:
     )
 
 
-def _place(
-    problem: RecoveryProblem, partitions: Iterable[str], rooms: dict[str, float], *, whole: bool
+def _place_whole(
+    problem: RecoveryProblem, partitions: Iterable[str], rooms: dict[str, float]
 ) -> dict[str, str]:
-    """Largest partition first, each to the node with most room; `rooms` is updated.
-
-    With `whole`, nothing is placed unless all of `partitions` fit. Otherwise the most shared
-    come first: they bring most queries closer.
-    """
+    """Place all of `partitions`, largest first, or none of them; `rooms` is updated."""
     before = dict(rooms)
     placement: dict[str, str] = {}
-
-    def rank(name: str) -> tuple[int, float, str]:
-        sharers = 0 if whole else sum(name in needs for needs in problem.queries.values())
-        return -sharers, -problem.costs[name], name
-
-    for name in sorted(partitions, key=rank):
-        node = max(rooms, key=lambda n: rooms[n])
-        if problem.costs[name] <= rooms[node] + SLACK:
-            placement[name] = node
-            rooms[node] -= problem.costs[name]
-        elif whole:
+    for name in sorted(partitions, key=lambda p: (-problem.costs[p], p)):
+        if not _place(problem, name, rooms, placement):
             rooms.update(before)
             return {}
     return placement
+
+
+def _place(
+    problem: RecoveryProblem, name: str, rooms: dict[str, float], placement: dict[str, str]
+) -> bool:
+    """Put a partition on the node with most room, if it fits there."""
+    node = max(rooms, key=rooms.__getitem__)
+    if problem.costs[name] > rooms[node] + SLACK:
+        return False
+    placement[name] = node
+    rooms[node] -= problem.costs[name]
+    return True

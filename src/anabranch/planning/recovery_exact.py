@@ -82,6 +82,11 @@ def plan_exact(
     return ExactPlan(plan, min(bound * unit, problem.value(problem.queries)))
 
 
+def best_plan(problem: RecoveryProblem, resources: float) -> RecoveryPlan:
+    """`plan_exact` as a planner for `schedule_recovery`: the plan without its proof."""
+    return plan_exact(problem, resources).plan
+
+
 def _unit(priorities: Ints) -> int:
     """Tables count priority in this unit, so that they have at most VALUES_MAX entries."""
     common = int(np.gcd.reduce(priorities)) or 1

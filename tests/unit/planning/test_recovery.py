@@ -28,13 +28,9 @@ from anabranch.planning.recovery import (
     plan_progressive,
     schedule_recovery,
 )
-from anabranch.planning.recovery_exact import plan_exact
+from anabranch.planning.recovery_exact import best_plan, plan_exact
 
 PLANNERS = [plan_dp, plan_best_density, plan_progressive, plan_operator_centric]
-
-
-def exact(problem, resources):
-    return plan_exact(problem, resources).plan
 
 
 def best_by_brute_force(problem, resources):
@@ -96,13 +92,13 @@ def figure_1():
     )
 
 
-@pytest.mark.parametrize("planner", [plan_dp, plan_best_density, exact])
+@pytest.mark.parametrize("planner", [plan_dp, plan_best_density, best_plan])
 def test_figure_2_recovers_one_two_two_three_four_queries(planner):
     found = [len(planner(figure_2(), r).queries) for r in (4, 6, 8, 9, 10)]
     assert found == [1, 2, 2, 3, 4]
 
 
-@pytest.mark.parametrize("planner", [plan_dp, exact])
+@pytest.mark.parametrize("planner", [plan_dp, best_plan])
 def test_figure_1_when_everything_failed(planner):
     _, problem = figure_1()
     assert len(problem.queries) == 8
@@ -118,7 +114,7 @@ def test_figure_1_query_of_the_first_join_partition():
 
 def test_figure_2_schedule_over_five_nodes_of_two_partitions():
     nodes = [Node(f"N{i}", cpu=2.5) for i in range(1, 6)]
-    for planner in (plan_best_density, exact):
+    for planner in (plan_best_density, best_plan):
         plans = schedule_recovery(figure_2(), nodes, planner)
         assert [p.recovered for p in plans] == [(), ("Q1",), ("Q2",), (), ("Q3", "Q4")]
         assert all(len(p.placement) == 2 for p in plans)
@@ -143,7 +139,7 @@ def test_queries_that_lost_only_free_partitions_come_back_for_nothing():
     problem = RecoveryProblem(
         {"a": 0.0, "b": 5.0}, {"x": frozenset("a"), "y": frozenset("b"), "z": frozenset()}
     )
-    for planner in [*PLANNERS, exact]:
+    for planner in [*PLANNERS, best_plan]:
         assert set(planner(problem, 0).queries) == {"x", "z"}
 
 
@@ -159,7 +155,7 @@ def test_dp_and_exact_equal_brute_force(problem, room):
 @given(problems(), resources)
 @settings(max_examples=40, deadline=None)
 def test_every_plan_is_feasible_and_complete(problem, room):
-    for planner in [*PLANNERS, exact]:
+    for planner in [*PLANNERS, best_plan]:
         plan = planner(problem, room)
         assert plan.cost <= room + 1e-6
         assert plan.queries == problem.recovered(plan.partitions)
@@ -181,7 +177,7 @@ def test_best_density_keeps_its_guarantee(problem, room):
 @settings(max_examples=40, deadline=None)
 def test_schedules_respect_caps_and_never_move_a_partition(problem, sizes):
     nodes = [Node(f"n{i}", cpu=size) for i, size in enumerate(sizes)]
-    plans = schedule_recovery(problem, nodes)
+    plans = schedule_recovery(problem, nodes, plan_best_density)
     load = dict.fromkeys((n.name for n in nodes), 0.0)
     placed: set[str] = set()
     recovered: list[str] = []
@@ -200,16 +196,16 @@ def test_schedules_respect_caps_and_never_move_a_partition(problem, sizes):
 def test_node_with_most_room_takes_the_partition():
     problem = RecoveryProblem({"a": 2.0}, {"q": frozenset("a")})
     nodes = [Node("busy", cpu=10, used=7), Node("idle", cpu=5)]
-    first, second = schedule_recovery(problem, nodes)
+    first, second = schedule_recovery(problem, nodes, plan_best_density)
     assert first.placement == {}
     assert second.placement == {"a": "idle"}
 
 
 def test_leftover_room_goes_to_the_next_query_most_shared_first():
     problem = figure_2()
-    (plan,) = schedule_recovery(problem, [Node("n", cpu=7.5)])
+    (plan,) = schedule_recovery(problem, [Node("n", cpu=7.5)], plan_best_density)
     assert plan.recovered == ("Q1", "Q2")
-    (plan,) = schedule_recovery(problem, [Node("n", cpu=10)])
+    (plan,) = schedule_recovery(problem, [Node("n", cpu=10)], plan_best_density)
     assert set(plan.placement) >= {"p6", "p8"}
 
 
@@ -218,7 +214,7 @@ def test_candidates_serve_every_resource_limit():
     total = problem.cost(problem.costs)
     table = candidate_plans(problem, total)
     for share in (0.1, 0.35, 0.8, 1.0):
-        assert table.best_for(share * total).priority == exact(problem, share * total).priority
+        assert table.best_for(share * total).priority == best_plan(problem, share * total).priority
 
 
 def test_generated_failures_keep_to_their_settings():
@@ -253,9 +249,12 @@ def test_generated_failures_keep_to_their_settings():
         (lambda: query_partitions({"a": []}, ["b"]), "output 'b'"),
         (lambda: failure({"a": []}, {"a": 1}, {}, {"a"}), "no cost"),
         (lambda: failure({"a": []}, {"a": 1}, {}, {"b"}), "'b' is not in the topology"),
-        (lambda: schedule_recovery(figure_2(), [Node("n", cpu=0)]), "cpu > 0"),
-        (lambda: schedule_recovery(figure_2(), [Node("n", cpu=1), Node("n", cpu=1)]), "same name"),
-        (lambda: schedule_recovery(figure_2(), [], cap=1.2), "share"),
+        (lambda: schedule_recovery(figure_2(), [Node("n", cpu=0)], plan_dp), "cpu > 0"),
+        (
+            lambda: schedule_recovery(figure_2(), [Node("n", cpu=1), Node("n", cpu=1)], plan_dp),
+            "same name",
+        ),
+        (lambda: schedule_recovery(figure_2(), [], plan_dp, cap=1.2), "share"),
         (lambda: plan_dp(figure_2(), -1), "resources are -1"),
         (lambda: plan_exact(figure_2(), math.nan), "resources are nan"),
     ],
