@@ -49,8 +49,21 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 WEAK = "one tangle, sharing <= 6"
 SHARES = [round(0.1 * i, 1) for i in range(1, 11)]
-#: More than our planner takes; in the quick form the same.
-PLAIN_LIMIT_S, PLAIN_LIMIT_QUICK_S = 10.0, 3.0
+#: Wall seconds for HiGHS: more than our planner takes. What it used of them is shown as CPU.
+PLAIN_LIMIT_S, PLAIN_LIMIT_QUICK_S = 30.0, 5.0
+#: Wall times are the best of so many runs: a busy machine only ever adds to them.
+REPEATS = 3
+LARGE_COLUMNS = [
+    "failure",
+    "R",
+    "priority",
+    "bound",
+    "gap %",
+    "s",
+    "plain IP",
+    "plain gap %",
+    "plain CPU s",
+]
 
 
 def fresh(problem: RecoveryProblem) -> RecoveryProblem:
@@ -96,8 +109,10 @@ def small(topologies: int) -> tuple[list[list[object]], dict[str, Any]]:
     return rows, {"equal": equal, "slowest": slowest, "density": density_min, "curves": curves}
 
 
-def plain_program(problem: RecoveryProblem, resources: float, limit_s: float) -> float:
-    """The best priority that HiGHS finds for the integer program as written."""
+def plain_program(
+    problem: RecoveryProblem, resources: float, limit_s: float
+) -> tuple[float, float]:
+    """HiGHS on the integer program as written: best priority found, CPU seconds used."""
     queries = list(problem.queries)
     partitions = list(problem.costs)
     place = {p: len(queries) + i for i, p in enumerate(partitions)}
@@ -124,13 +139,15 @@ def plain_program(problem: RecoveryProblem, resources: float, limit_s: float) ->
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("time_limit", limit_s)
     solver.passModel(lp)
+    start = time.process_time()
     solver.run()
+    used = time.process_time() - start
     info = solver.getInfo()
     feasible = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    return float(info.objective_function_value) if feasible else 0.0
+    return float(info.objective_function_value) if feasible else 0.0, used
 
 
-def large(repeats: int, plain_limit_s: float) -> tuple[list[list[object]], dict[str, float]]:
+def large(plain_limit_s: float) -> tuple[list[list[object]], dict[str, float]]:
     rows: list[list[object]] = []
     worst = {"s": 0.0, "gap": 0.0, "weak": 0.0}
     for family, options in LARGE.items():
@@ -141,14 +158,14 @@ def large(repeats: int, plain_limit_s: float) -> tuple[list[list[object]], dict[
             room = share * problem.cost(problem.costs)
             took: list[float] = []
             found: ExactPlan | None = None
-            for _ in range(repeats):
+            for _ in range(REPEATS):
                 copy = fresh(problem)
                 start = time.perf_counter()
                 found = plan_exact(copy, room)
                 took.append(time.perf_counter() - start)
             assert found is not None
             assert found.plan.cost <= room * (1 + 1e-9)
-            plain = plain_program(problem, room, plain_limit_s)
+            plain, plain_s = plain_program(problem, room, plain_limit_s)
             gap = 100 * found.gap
             plain_gap = 100 * (found.bound - plain) / found.bound
             rows.append(
@@ -158,12 +175,13 @@ def large(repeats: int, plain_limit_s: float) -> tuple[list[list[object]], dict[
                     found.plan.priority,
                     found.bound,
                     round(gap, 2),
-                    round(max(took), 2),
+                    round(min(took), 2),
                     round(plain),
                     round(plain_gap, 2),
+                    round(plain_s, 1),
                 ]
             )
-            worst["s"] = max(worst["s"], *took)
+            worst["s"] = max(worst["s"], min(took))
             key = "weak" if family == WEAK else "gap"
             worst[key] = max(worst[key], gap)
     return rows, worst
@@ -197,7 +215,6 @@ def write(topologies: int, small_rows: list[list[object]], large_rows: list[list
         return "| " + " | ".join(cells) + " |"
 
     head = ["setting", "planner", *[f"{s:.0%}" for s in SHARES], "lowest"]
-    tall = ["failure", "R", "priority", "bound", "gap %", "s", "plain IP", "plain gap %"]
     text = [
         "# Recovery planners",
         "",
@@ -212,11 +229,12 @@ def write(topologies: int, small_rows: list[list[object]], large_rows: list[list
         "",
         "![priority recovered over resources](plan_recovery.svg)",
         "",
-        f"1,000 failed queries over 20,000 partitions; plain IP is HiGHS for {PLAIN_LIMIT_S:.0f} s "
+        "1,000 failed queries over 20,000 partitions, wall seconds the best of "
+        f"{REPEATS}; plain IP is HiGHS for {PLAIN_LIMIT_S:.0f} s of wall time "
         "on the program as written, its gap taken to our bound:",
         "",
-        line(list(tall)),
-        line(["---"] * len(tall)),
+        line(list(LARGE_COLUMNS)),
+        line(["---"] * len(LARGE_COLUMNS)),
         *map(line, large_rows),
         "",
     ]
@@ -225,16 +243,18 @@ def write(topologies: int, small_rows: list[list[object]], large_rows: list[list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="5 failures a setting, one repeat")
+    parser.add_argument(
+        "--quick", action="store_true", help="5 failures a setting, less time for HiGHS"
+    )
     quick = parser.parse_args().quick
     topologies = 5 if quick else 100
     small_rows, s = small(topologies)
     columns = ["setting", "planner", *[f"{x:.0%}" for x in SHARES], "lowest"]
     report.table(f"Ratio to DP, {topologies} failures a setting", columns, small_rows)
-    large_rows, worst = large(1, PLAIN_LIMIT_QUICK_S) if quick else large(3, PLAIN_LIMIT_S)
+    large_rows, worst = large(PLAIN_LIMIT_QUICK_S if quick else PLAIN_LIMIT_S)
     report.table(
         "1,000 queries over 20,000 partitions",
-        ["failure", "R", "priority", "bound", "gap %", "s", "plain IP", "plain gap %"],
+        LARGE_COLUMNS,
         large_rows,
     )
     if not quick:
