@@ -83,7 +83,7 @@ class Host:
         """Take over partitions; whatever an older driver left is dropped."""
         self._refuse_older(request.run)
         self._run, self._node, self._mapping = request.run, request.node, request.mapping
-        self._job = pickle.loads(request.job)
+        self._job = pickle.loads(request.spec)
         self._partitions = {}
         self._inbox = Inbox()
         self._edges = {e.id: e for p in self._job.programs.values() for e in p.chain.inputs}

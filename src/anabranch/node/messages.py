@@ -29,7 +29,8 @@ class JobSpec:
 class InstallRequest:
     """Take these partitions, restored from these files, at this mapping."""
 
-    job: bytes  # pickled JobSpec, by the driver's pickler
+    job: str  # its checkpoint directory: jobs of one Spark application share node processes
+    spec: bytes  # pickled JobSpec, by the driver's pickler
     run: int
     node: NodeId
     mapping: Mapping
@@ -41,6 +42,7 @@ class InstallRequest:
 class WaveRequest:
     """Run one wave of one slice on one node."""
 
+    job: str
     run: int  # the driver's generation; smaller ones are refused
     node: NodeId
     nodes: tuple[NodeId, ...]  # destination index → node
@@ -55,5 +57,13 @@ class WaveRequest:
 class PollRequest:
     """Report, without running anything."""
 
+    job: str
     run: int
     node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequest:
+    """The job has ended: drop its partitions."""
+
+    job: str

@@ -23,7 +23,7 @@ from typing import Any
 from anabranch.errors import AnabranchError, InvariantError
 from anabranch.node import wire
 from anabranch.node.host import Host
-from anabranch.node.messages import InstallRequest, PollRequest, WaveRequest
+from anabranch.node.messages import ForgetRequest, InstallRequest, PollRequest, WaveRequest
 
 MAX_CONNECTIONS = 64
 
@@ -35,7 +35,7 @@ def serve(path: Path, executor_pid: int) -> None:
     listener.bind(str(path))
     path.chmod(0o600)
     listener.listen(MAX_CONNECTIONS)
-    host = Host()
+    hosts: dict[str, Host] = {}
     gc.freeze()  # imports are forever: keep them out of every collection
     with selectors.DefaultSelector() as selector:
         selector.register(watch, selectors.EVENT_READ, "executor")
@@ -50,12 +50,12 @@ def serve(path: Path, executor_pid: int) -> None:
                     selector.register(connection, selectors.EVENT_READ, "task")
                 else:
                     connection = key.fileobj  # type: ignore[assignment]
-                    if not _answer(connection, host):
+                    if not _answer(connection, hosts):
                         selector.unregister(connection)
                         connection.close()
 
 
-def _answer(connection: socket.socket, host: Host) -> bool:
+def _answer(connection: socket.socket, hosts: dict[str, Host]) -> bool:
     """Serve one request; False when the task has gone."""
     try:
         request, buffers = wire.receive(connection)
@@ -63,7 +63,7 @@ def _answer(connection: socket.socket, host: Host) -> bool:
         return False
     outgoing: list[Any] = []
     try:
-        value, outgoing = _dispatch(host, request, buffers)
+        value, outgoing = _dispatch(hosts, request, buffers)
     except AnabranchError as e:
         value = e
     except Exception as e:
@@ -75,7 +75,16 @@ def _answer(connection: socket.socket, host: Host) -> bool:
     return True
 
 
-def _dispatch(host: Host, request: Any, buffers: list[memoryview]) -> tuple[Any, list[Any]]:
+def _dispatch(
+    hosts: dict[str, Host], request: Any, buffers: list[memoryview]
+) -> tuple[Any, list[Any]]:
+    """Every job of the Spark application has a host of its own."""
+    if isinstance(request, ForgetRequest):
+        hosts.pop(request.job, None)
+        return None, []
+    host = hosts.get(request.job)
+    if host is None:
+        host = hosts[request.job] = Host()  # never as a default argument: it starts a thread
     if isinstance(request, WaveRequest):
         blobs, report = host.wave(request, buffers)
         shape = [len(b) for b in blobs]

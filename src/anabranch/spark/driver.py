@@ -13,10 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -27,7 +26,6 @@ from anabranch.control.fingerprint import refuse_difference
 from anabranch.errors import (
     AnabranchError,
     ClusterError,
-    ConfigError,
     StorageError,
     TopologyError,
 )
@@ -111,6 +109,7 @@ class JobDriver:
         self._config = config
         self._root = config.checkpoint.absolute()
         self._step = threading.RLock()
+        self._stopping = False
         self._ended = threading.Event()
         self._batch: DataFrame | None = None
         self._finished_batch: int | None = None
@@ -132,15 +131,7 @@ class JobDriver:
         self._stream = unite(frames)
         name = self._parts.plan.topology.name
         self.prepare(schemas, arrow_schema(self._spark, self._stream, name))
-        before = _of_session.get(self._spark.sparkContext)
-        if before is not None and before.active:
-            raise ConfigError(
-                f"this Spark session already runs topology {before.name!r}: a node keeps the "
-                "state of one job; stop that one first, or start this one in a Spark application "
-                "of its own"
-            )
-        _of_session[self._spark.sparkContext] = self
-        self.take_over(self._connect, before.run if before is not None else 0)
+        self.take_over(self._connect)
         try:
             self._begin_reading()
         except BaseException:
@@ -166,16 +157,13 @@ class JobDriver:
             max_rows_per_slice=self._config.max_rows_per_slice,
             event_times=self._parts.event_times,
         )
-        self._job = pickle_job(job)
+        self._spec = pickle_job(job)
 
-    def take_over(self, connect: Callable[[], WaveRunner], after_run: int = 0) -> None:
-        """Own the directory, hand out the partitions, replay; returns when new rows may come.
-
-        `after_run` is the generation of the driver before on the same nodes: they refuse it later.
-        """
+    def take_over(self, connect: Callable[[], WaveRunner]) -> None:
+        """Own the directory, hand out the partitions, replay; returns when new rows may come."""
         self._lock = DirectoryLock(self._root)
         try:
-            self._resume(after_run)
+            self._resume()
             self._complete_sinks()
             with self._step:
                 self._runner = connect()
@@ -192,7 +180,7 @@ class JobDriver:
         for sink in self._parts.sinks.values():
             sink.begin(newest.number if newest else 0)
 
-    def _resume(self, after_run: int) -> None:
+    def _resume(self) -> None:
         """Read what earlier runs journalled."""
         self._journal = Journal(self._root / "journal")
         past = Past()
@@ -213,7 +201,6 @@ class JobDriver:
                 mapping_version=head.mapping_version,
                 generation=head.generation,
             )
-        past = replace(past, generation=max(past.generation, after_run))
         self._past = past
         self.run = past.generation + 1
         self._confirmed = past.slices[-1].number if past.slices else 0
@@ -231,7 +218,7 @@ class JobDriver:
         ship_package(self._spark)
         check_executors(self._spark)
         nodes = {NodeId(e): host for e, host in executors(self._spark).items()}
-        return WaveRunner(self._spark, nodes, self._parts.plan.waves)
+        return WaveRunner(self._spark, str(self._root), nodes, self._parts.plan.waves)
 
     def _begin_reading(self) -> None:
         self._check_offsets()
@@ -240,13 +227,14 @@ class JobDriver:
             if self._config.available_now
             else {"processingTime": f"{self._config.slice_interval_ms} milliseconds"}
         )
-        self._query = (
+        writer = (
             self._stream.writeStream.foreachBatch(self._on_batch)
             .option("checkpointLocation", str(self._root / "spark"))
             .queryName(self._parts.plan.topology.name)
             .trigger(**trigger)
-            .start()
         )
+        with _explained("start the source query"):
+            self._query = writer.start()
         threading.Thread(target=self._watch_query, name="anabranch-watch", daemon=True).start()
         if not self._config.available_now:
             threading.Thread(target=self._tick, name="anabranch-tick", daemon=True).start()
@@ -275,18 +263,29 @@ class JobDriver:
 
     # -- threads that bring events -------------------------------------------------------------
 
+    def _hush_query(self) -> None:
+        """The query is about to end by an exception of ours: Spark need not print its trace."""
+        log4j = self._spark._jvm.org.apache.logging.log4j
+        for name in ("sql.execution.streaming", "api.python.PythonForeachWriter"):
+            log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+
     def _on_batch(self, batch: DataFrame, number: int) -> None:
         """Spark offers a batch; returning from here lets Spark commit its offsets."""
         with self._step:
-            if self._ended.is_set() or self.error is not None:
+            if self._stopping or self.error is not None:
+                self._hush_query()
                 raise StoppedError
             self._batch = batch
             self._finished_batch = None
             try:
                 self._handle(BatchArrived(number, _now_ms()))
+            except AnabranchError:
+                self._hush_query()
+                raise
             finally:
                 self._batch = None
             if self._finished_batch != number:
+                self._hush_query()
                 raise StoppedError
 
     def _watch_query(self) -> None:
@@ -297,8 +296,9 @@ class JobDriver:
         except PySparkException as e:
             problem = e
         with self._step:
-            if self._ended.is_set():
+            if self._stopping:
                 return
+            self._stopping = True
             if self.error is None and problem is not None:
                 self.error = ClusterError(f"the source query failed: {_first_line(problem)}")
             with contextlib.suppress(AnabranchError):
@@ -314,7 +314,7 @@ class JobDriver:
             if quiet < 1.5 * interval or not self._step.acquire(blocking=False):
                 continue
             try:
-                if not self._ended.is_set() and self.error is None:
+                if not self._stopping and self.error is None:
                     self._handle(Idled(_now_ms()))
             except AnabranchError:
                 self._query.stop()
@@ -324,12 +324,12 @@ class JobDriver:
     def stop(self) -> None:
         """Finish the slice in hand, checkpoint, end. Returns when all is durable."""
         with self._step:
-            if self._ended.is_set():
+            if self._stopping:
                 return
+            self._stopping = True
             if self.error is None:
                 with contextlib.suppress(AnabranchError):
                     self._handle(StopRequested(_now_ms()))
-            self._ended.set()
         self._query.stop()
         self._release()
 
@@ -345,10 +345,14 @@ class JobDriver:
         return not self._ended.is_set()
 
     def _release(self) -> None:
-        self._ended.set()
+        """Let go of everything; whoever waits for the end goes on only after that."""
+        if hasattr(self, "_runner"):
+            with contextlib.suppress(Exception):  # the cluster may be gone: so is the state
+                self._runner.forget()
         if hasattr(self, "_journal"):
             self._journal.close()
         self._lock.release()
+        self._ended.set()
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -414,7 +418,15 @@ class JobDriver:
             )
         )
         requests = [
-            InstallRequest(self._job, self.run, n, mapping, command.restore, command.next_slice)
+            InstallRequest(
+                str(self._root),
+                self._spec,
+                self.run,
+                n,
+                mapping,
+                command.restore,
+                command.next_slice,
+            )
             for n in self._runner.nodes
         ]
         try:
@@ -435,7 +447,7 @@ class JobDriver:
                 run=self.run,
                 confirmed=self._confirmed if not plan.replay else plan.number - 1,
                 mapping=self._mapping,
-                job=self._job,
+                spec=self._spec,
                 sources=self._sources,
                 schema=self._schema,
                 batch=self._batch,
@@ -474,10 +486,6 @@ class JobDriver:
 def _gone(past: Past, mapping: PartitionMapping) -> Iterator[tuple[Any, int]]:
     """Epochs of partitions that this run does not have: a later one may have them again."""
     return ((p, e) for p, e in past.epochs.items() if p not in mapping.owners)
-
-
-# The newest driver of each Spark application; a node process serves one at a time.
-_of_session: WeakKeyDictionary[Any, JobDriver] = WeakKeyDictionary()
 
 
 def _check_event_times(columns: Mapping[str, str], outputs: Mapping[str, pa.Schema]) -> None:

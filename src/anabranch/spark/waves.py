@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.core.rdd import RDD, _wrap_function
+from pyspark.core.rdd import RDD, _prepare_for_python_RDD
 from pyspark.serializers import NoOpSerializer, PairDeserializer
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,7 +28,7 @@ from anabranch.model.ids import NodeId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.node.messages import InstallRequest, PollRequest, WaveRequest
+from anabranch.node.messages import ForgetRequest, InstallRequest, PollRequest, WaveRequest
 from anabranch.node.source_task import SourceRequest
 from anabranch.spark import tasks
 
@@ -39,7 +39,10 @@ _PAIRS = PairDeserializer(_FRAMES, _FRAMES)
 class WaveRunner:
     """Runs slices, installs and polls on a fixed set of nodes."""
 
-    def __init__(self, spark: SparkSession, nodes: Mapping[NodeId, str], waves: int) -> None:
+    def __init__(
+        self, spark: SparkSession, job: str, nodes: Mapping[NodeId, str], waves: int
+    ) -> None:
+        self._job = job
         self.nodes = tuple(nodes)
         self._sc: Any = spark.sparkContext
         self._jvm: Any = self._sc._jvm
@@ -69,7 +72,7 @@ class WaveRunner:
         run: int,
         confirmed: int,
         mapping: PartitionMapping,
-        job: bytes,
+        spec: bytes,
         sources: tuple[str, ...],
         schema: Any,
         batch: DataFrame | None,
@@ -79,13 +82,15 @@ class WaveRunner:
         frames: Any = None
         if arrow is not None:
             request = SourceRequest(run, self.nodes, mapping, plan, count, sources, schema)
-            work = partial(tasks.source_frames, job, _dump(request))
+            work = partial(tasks.source_frames, spec, _dump(request))
             frames = self._python_stage(arrow, self._function(work, _FRAMES))
         upstream = count
         for depth in range(1, self._waves + 1):
             last = depth == self._waves
             requests = [
-                _dump(WaveRequest(run, n, self.nodes, plan, count, depth, last, confirmed))
+                _dump(
+                    WaveRequest(self._job, run, n, self.nodes, plan, count, depth, last, confirmed)
+                )
                 for n in self.nodes
             ]
             pinned = self._pinned(requests, max(1, upstream))
@@ -128,7 +133,12 @@ class WaveRunner:
         return self._control([_dump(r) for r in requests], "install partitions")
 
     def poll(self, run: int) -> list[NodeReport]:
-        return self._control([_dump(PollRequest(run, n)) for n in self.nodes], "poll nodes")
+        requests = [_dump(PollRequest(self._job, run, n)) for n in self.nodes]
+        return self._control(requests, "poll nodes")
+
+    def forget(self) -> None:
+        """The job has ended: let the node processes drop its state."""
+        self._control([_dump(ForgetRequest(self._job)) for _ in self.nodes], "forget the job")
 
     def _control(self, requests: list[bytes], description: str) -> list[NodeReport]:
         self._sc.setJobDescription(description)
@@ -162,7 +172,14 @@ class WaveRunner:
 
     def _function(self, function: Any, deserializer: Any) -> Any:
         """A Python function from frames to frames, as the JVM's PythonRDD takes it."""
-        return _wrap_function(self._sc, function, deserializer, _FRAMES)
+        sc = self._sc
+        command = (function, None, deserializer, _FRAMES)
+        pickled, broadcasts, environment, includes = _prepare_for_python_RDD(sc, command)
+        # No accumulator: with one, Spark's scheduler thread calls back into this process after
+        # every task and waits for the answer, though there is never anything to add.
+        return self._jvm.SimplePythonFunction(
+            bytearray(pickled), environment, includes, sc.pythonExec, sc.pythonVer, broadcasts, None
+        )
 
     def _python_stage(self, jrdd: Any, function: Any) -> Any:
         return self._jvm.PythonRDD(jrdd.rdd(), function, True, False).asJavaRDD()
