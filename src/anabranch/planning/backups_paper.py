@@ -88,10 +88,8 @@ def dag_backups(problem: BackupProblem) -> BackupPlan:
     """
     require_feasible(problem)
     least = max(problem.reprocess_s)
-    plans = [
-        prune(whole(problem), _search(problem.with_bound(max(least, reach * problem.bound_s))))
-        for reach in REACHES
-    ]
+    bounds = dict.fromkeys(max(least, reach * problem.bound_s) for reach in REACHES)
+    plans = [prune(whole(problem), _search(problem.with_bound(bound))) for bound in bounds]
     return plan_of(problem, "dag", min(plans, key=problem.cost_of))
 
 
