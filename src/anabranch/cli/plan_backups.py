@@ -4,12 +4,12 @@ The file is JSON:
 
     {
       "bound_s": 7,
-      "tasks": ["source", {"name": "count", "reprocess_s": 4, "cost": 2.5, "host": "node-1"}],
+      "tasks": ["source", {"name": "count", "reprocess_s": 4, "cost": 2.5}],
       "edges": [["source", "count"]],
       "existing": ["source"]
     }
 
-`reprocess_s` and `cost` are 1 unless given; hosts are given for all tasks or for none, and then
+`reprocess_s` and `cost` are 1 unless given; a `host` is given for all tasks or for none, and then
 the plan must hold when a whole node is lost; `existing` names backups that run already, kept
 where that costs nothing (algorithm `exact`).
 """
