@@ -83,6 +83,7 @@ def sums(job: Path) -> dict[int, int]:
     return dict(newest.select("k", "v").sort("k").iter_rows())
 
 
+@pytest.mark.timeout(2 * TIMEOUT_S + 60)
 def test_ctrl_c_checkpoints_and_the_next_run_goes_on(job: Path) -> None:
     put_rows(job, 1)
     process = start(
