@@ -27,7 +27,7 @@ from anabranch.api import Topology
 from anabranch.cli.meter import Meter
 from anabranch.cli.running import StopSignal, session_on, summarise, watch
 from anabranch.errors import ConfigError, StorageError
-from anabranch.generators import Sentences
+from anabranch.cli.sentences import Sentences
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.aggregates import Count
 from anabranch.operators.windows import WINDOW_START, tumbling

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from anabranch.cli.demo import Recount, SentenceWriter, recount
-from anabranch.generators import Sentences, zipf_words
+from anabranch.cli.sentences import Sentences, zipf_words
 
 WINDOW_US = 1_000_000
 TIMESTAMP = pa.timestamp("us", "UTC")

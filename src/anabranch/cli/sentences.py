@@ -1,4 +1,4 @@
-"""Seeded input for the demo, examples and tests: the same seed gives the same rows."""
+"""Seeded input for the demo: the same seed gives the same sentences."""
 
 from __future__ import annotations
 
