@@ -26,8 +26,8 @@ from rich.console import Console
 from anabranch.api import Topology
 from anabranch.cli.meter import Meter
 from anabranch.cli.running import StopSignal, session_on, summarise, watch
-from anabranch.errors import ConfigError, StorageError
 from anabranch.cli.sentences import Sentences
+from anabranch.errors import ConfigError, StorageError
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.aggregates import Count
 from anabranch.operators.windows import WINDOW_START, tumbling
