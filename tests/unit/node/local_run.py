@@ -67,10 +67,10 @@ class LocalNodes:
         return [self.hosts[r.node].install(r) for r in requests]
 
     def poll(self, run: int) -> list[NodeReport]:
-        return [h.poll(PollRequest(run, n)) for n, h in self.hosts.items()]
+        return [h.poll(PollRequest("", run, n)) for n, h in self.hosts.items()]
 
-    def release_shuffles(self) -> None:
-        pass
+    def forget(self) -> None:
+        """The hosts stay as they are: whatever is left in them must not matter."""
 
     def run_slice(
         self,
@@ -78,7 +78,7 @@ class LocalNodes:
         run: int,
         confirmed: int,
         mapping: Any,
-        job: bytes,
+        spec: bytes,
         sources: tuple[str, ...],
         schema: pa.Schema,
         batch: Batch | None,
@@ -86,14 +86,14 @@ class LocalNodes:
         count = {Feed.LIVE: len(batch or ()), Feed.LOG: plan.source_tasks, Feed.NONE: 0}[plan.feed]
         request = SourceRequest(run, self.nodes, mapping, plan, count, sources, schema)
         arrived = self._arrived(
-            [self._source_task(job, request, task, batch) for task in range(count)]
+            [self._source_task(spec, request, task, batch) for task in range(count)]
         )
         reports: list[NodeReport] = []
         for depth in range(1, self._waves + 1):
             last = depth == self._waves
             sent = []
             for node in self.nodes:
-                wave = WaveRequest(run, node, self.nodes, plan, count, depth, last, confirmed)
+                wave = WaveRequest("", run, node, self.nodes, plan, count, depth, last, confirmed)
                 blobs, report = self._wave(wave, arrived[node])
                 sent.append([b"".join(b) for b in blobs])
                 if report is not None:
@@ -103,13 +103,13 @@ class LocalNodes:
         return count, reports
 
     def _source_task(
-        self, job: bytes, request: SourceRequest, task: int, batch: Batch | None
+        self, spec: bytes, request: SourceRequest, task: int, batch: Batch | None
     ) -> list[bytes]:
         blobs: list[list[Any]] = []
         for _ in range(self._times()):
             live = batch[task] if request.plan.feed is Feed.LIVE and batch is not None else {}
             frames = _frames(live, request.sources, request.schema)
-            blobs = run_source_task(pickle.loads(job), request, task, frames)
+            blobs = run_source_task(pickle.loads(spec), request, task, frames)
         return [b"".join(b) for b in blobs]
 
     def _wave(self, wave: WaveRequest, blobs: list[bytes]) -> tuple[Any, NodeReport | None]:
@@ -190,7 +190,12 @@ class LocalRun:
     def feed(self, batch: Batch, number: int | None = None) -> None:
         """Offer a batch as Spark would."""
         number = self.next_batch if number is None else number
-        self.driver._on_batch(batch, number)  # type: ignore[arg-type]
+        try:
+            self.driver._on_batch(batch, number)  # type: ignore[arg-type]
+        except Exception:
+            if self.driver.error is not None:
+                raise self.driver.error from None
+            raise
         self.next_batch = number + 1
 
     def stop(self) -> None:

@@ -1,0 +1,120 @@
+"""A driver killed before any single file operation, then restarted, gives the same rows once.
+
+The kill is an exception that nothing catches, raised instead of the n-th write, sync, rename or
+directory creation of the driver's thread; what the process had written stays. Node processes die
+with it or stay. The sink is Parquet, read back without the product's code.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from local_run import Batch, LocalNodes, LocalRun, build
+
+import anabranch as ab
+from oracle import Dataflow, Step
+
+STEPS = (
+    Step("s", "source"),
+    Step("odd", "filter", ("s",), 2),
+    Step("sum", "sum", ("odd",), 2),
+    Step("spread", "map", ("sum",), 3),
+    Step("max", "max", ("spread",), 3),
+    Step("raw", "sink", ("odd",)),
+    Step("out", "sink", ("max",)),
+)
+BATCHES: list[Batch] = [
+    [{"s": [(i % 5, i + b) for i in range(6)]}, {"s": [(None, b), (7, 2 * b + 1)]}]
+    for b in range(4)
+]
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing in the product may catch it."""
+
+
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[str]]:
+    """Raise Killed instead of the n-th file operation of this thread; lists those before it."""
+    done: list[str] = []
+    main = threading.get_ident()
+
+    def guard(name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == main:
+                if len(done) == operation:
+                    raise Killed(name)
+                done.append(name)
+            return real(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", guard("write", os.write))
+        patch.setattr(os, "fsync", guard("sync", os.fsync))
+        for name in ("replace", "rename", "mkdir", "unlink"):
+            patch.setattr(Path, name, guard(name, getattr(Path, name)))
+        yield done
+
+
+def topology(root: Path) -> ab.Topology:
+    return build(Dataflow(STEPS), lambda name: ab.Parquet(str(root / name)))
+
+
+def work(root: Path, hosts: LocalNodes | None, limit: int | None) -> None:
+    """Go on from wherever the directory is, to the end."""
+    run = LocalRun(topology(root), root / "ck", hosts=hosts, max_rows_per_slice=limit)
+    try:
+        # Spark offers the batch again whose end it was not told about.
+        for number in range(max(0, run.next_batch - 1), len(BATCHES)):
+            run.feed(BATCHES[number], number)
+        run.stop()
+    finally:
+        run.kill()
+
+
+def output(root: Path, sink: str) -> Counter[tuple[Any, ...]]:
+    files = sorted((root / sink).glob("slice=*/*.parquet"))
+    assert not [p for f in files for p in f.parent.iterdir() if p.suffix != ".parquet"]
+    return Counter(
+        (f.parent.name, *row) for f in files for row in pl.read_parquet(f, glob=False).rows()
+    )
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+@pytest.mark.parametrize("nodes_survive", [False, True])
+def test_killed_at_file_operations_all_over_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, nodes_survive: bool
+) -> None:
+    with killed_at(monkeypatch, -1) as operations:
+        work(tmp_path / "calm", None, limit)
+    total = len(operations)
+    expected = {s: output(tmp_path / "calm", s) for s in ("raw", "out")}
+    rows = {s: Counter({r[1:]: n for r, n in c.items()}) for s, c in expected.items()}
+    assert total > 60
+    where: Counter[str] = Counter()
+    # Each of the four variants takes its own share of the operations: together they take more.
+    first = 2 * (limit is None) + nodes_survive
+    for operation in range(first, total, total // 15):
+        root = tmp_path / f"{operation}"
+        hosts = LocalNodes(2, 2) if nodes_survive else None
+        try:
+            with killed_at(monkeypatch, operation):
+                work(root, hosts, limit)
+        except Killed as e:
+            where[str(e)] += 1
+        work(root, hosts, limit)
+        for sink, wanted in expected.items():
+            got = output(root, sink)
+            # A stop's last slice may get another number; the rows are the same.
+            assert Counter({r[1:]: n for r, n in got.items()}) == rows[sink], operation
+            assert sum(got.values()) == sum(wanted.values()), operation
+    assert {"write", "sync", "replace", "rename"} <= where.keys(), where
