@@ -163,7 +163,7 @@ def _ways_out(
     """The candidates: reached tasks without a backup from which a path leads to an exit."""
     leading = set(exits)
     for v in reversed(reached):
-        if v not in leading and any(w in leading for w in problem.graph.downstream[v]):
+        if not leading.isdisjoint(problem.graph.downstream[v]):
             leading.add(v)
     return [v for v in leading if v not in backups]
 
