@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ def write_rows(directory: Path, number: int, rows: pl.DataFrame) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     hidden = directory / f".{number:05d}.tmp"
     pq.write_table(rows.to_arrow(), hidden)
+    # Spark takes files in the order of their times, in milliseconds.
+    os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
     hidden.rename(directory / f"{number:05d}.parquet")
 
 

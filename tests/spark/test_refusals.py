@@ -84,14 +84,14 @@ def test_another_topology(
 
 
 def test_output_of_another_job(spark: SparkSession, written: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds slice 2 of another job|holds slice 1 of another"):
+    with pytest.raises(ConfigError, match=r"holds slice \d+ of another job"):
         topology(data(written), written / "out").start(spark, checkpoint=tmp_path / "new")
 
 
 def test_half_a_checkpoint_directory(spark: SparkSession, written: Path, tmp_path: Path) -> None:
     subprocess.run(["cp", "-r", written / "ck", tmp_path / "ck"], check=True)
     subprocess.run(["rm", "-r", tmp_path / "ck" / "spark"], check=True)
-    with pytest.raises(StorageError, match="Spark's offsets .* are gone"):
+    with pytest.raises(StorageError, match=r"Spark's offsets .* are gone"):
         topology(data(written), written / "out").start(spark, checkpoint=tmp_path / "ck")
 
 
@@ -149,7 +149,7 @@ def test_two_sinks_in_one_directory(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_a_batch_data_frame(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match="batch DataFrame; read it with spark.readStream"):
+    with pytest.raises(TopologyError, match="is a batch DataFrame; read it with"):
         topology(spark.range(3), tmp_path / "out").start(spark, checkpoint=tmp_path / "ck")
     with pytest.raises(TopologyError, match="is a list; give a Spark streaming"):
         topology([1], tmp_path / "out").start(spark, checkpoint=tmp_path / "ck")
@@ -172,12 +172,13 @@ def test_a_function_that_raises_loses_nothing(spark: SparkSession, tmp_path: Pat
     with pytest.raises(OperatorError) as caught:
         job.await_termination(60)
     message = str(caught.value)
-    assert "slice 3" in message
+    failed = int(message.removeprefix("slice ").partition(",")[0])
     assert "'mapped'" in message
     assert "forty is too much" in message
     assert "\n" not in message
     seen = read_output(tmp_path / "out")
-    assert sorted(set(seen["slice"])) == [1, 2]
+    assert failed > 1
+    assert set(seen["slice"]) == set(range(1, failed))
     fixed = topology(data(tmp_path), tmp_path / "out", function=keeps)
     run_to_end(fixed, spark, tmp_path / "ck")
     got = final_values(read_output(tmp_path / "out"))

@@ -1,9 +1,9 @@
 """Checkpoint files: the state of one partition at one slice, whole or as a delta.
 
-    ANBRCKP1 | header length (8 bytes, big endian) | header JSON | sections
+    ANBRCKP1 | header length (8 bytes, big endian) | header's CRC-32 (4 bytes) | header JSON | sections
 
 The header names the partition, slice and epoch and lists one section per stateful operator:
-its name, Arrow IPC bytes' length and CRC-32. A file that is short or whose CRC does not match is
+its name, Arrow IPC bytes' length and CRC-32. A file that is short or whose CRCs do not match is
 refused with a StorageError, so that the caller can fall back on the cut before.
 """
 
@@ -38,6 +38,24 @@ def decode_table(data: Any) -> pa.Table:
         return reader.read_all()
 
 
+def encode_header(magic: bytes, header: Mapping[str, Any]) -> list[bytes]:
+    """The beginning of a file of sections: a damaged name must not lose its section unseen."""
+    data = json.dumps(header).encode()
+    return [magic, len(data).to_bytes(8, "big"), zlib.crc32(data).to_bytes(4, "big"), data]
+
+
+def decode_header(magic: bytes, file: memoryview) -> tuple[dict[str, Any], int]:
+    """The header and where the sections begin; ValueError for a damaged one."""
+    if bytes(file[:8]) != magic:
+        raise ValueError(f"it does not begin with {magic.decode()}")
+    end = 20 + int.from_bytes(file[8:16], "big")
+    data = bytes(file[20:end])
+    if zlib.crc32(data) != int.from_bytes(file[16:20], "big"):
+        raise ValueError("its header is torn")
+    header: dict[str, Any] = json.loads(data)
+    return header, end
+
+
 def checkpoint_path(partition: PartitionId, slice_no: int, epoch: int) -> Path:
     """Relative to the checkpoint directory, so that the directory can be moved or copied."""
     name = f"{slice_no:012d}-{epoch}.ckpt"
@@ -59,31 +77,23 @@ def write_checkpoint(
             data = encode_table(table)
             buffers.append(data)
             sections.append({"operator": operator, "bytes": data.size, "crc": zlib.crc32(data)})
-    header = json.dumps(
-        {
-            "chain": partition.chain,
-            "index": partition.index,
-            "slice": slice_no,
-            "epoch": epoch,
-            "sections": sections,
-        }
-    ).encode()
-    parts = [MAGIC, len(header).to_bytes(8, "big"), header, *buffers]
-    return write_atomic(path, parts, sync=True)
+    header = {
+        "chain": partition.chain,
+        "index": partition.index,
+        "slice": slice_no,
+        "epoch": epoch,
+        "sections": sections,
+    }
+    return write_atomic(path, [*encode_header(MAGIC, header), *buffers], sync=True)
 
 
 def read_checkpoint(path: Path) -> dict[str, list[pa.Table]]:
     """Per operator its tables, oldest first; a damaged file is refused."""
     with explained("read", path):
-        data = path.read_bytes()
+        view = memoryview(path.read_bytes())
     try:
-        if data[:8] != MAGIC:
-            raise ValueError("not a checkpoint of this format")
-        length = int.from_bytes(data[8:16], "big")
-        header = json.loads(data[16 : 16 + length])
+        header, offset = decode_header(MAGIC, view)
         states: dict[str, list[pa.Table]] = {}
-        offset = 16 + length
-        view = memoryview(data)
         for section in header["sections"]:
             part = view[offset : offset + section["bytes"]]
             if zlib.crc32(part) != section["crc"]:

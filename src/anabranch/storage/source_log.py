@@ -6,12 +6,11 @@ it stays right when the code of a stateless operator changes. The file of (slice
 before any node sees the rows: the first complete one is the truth, also for a retried task. Paths
 name the driver's generation, so that a task left over from a killed driver cannot touch them.
 
-    ANBRLOG1 | header length (8 bytes) | header JSON | sections (Arrow IPC)
+    ANBRLOG1 | header length (8 bytes) | header's CRC-32 (4 bytes) | header JSON | sections
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -21,7 +20,12 @@ from typing import Any
 import pyarrow as pa
 
 from anabranch.errors import StorageError
-from anabranch.storage.checkpoint_files import decode_table, encode_table
+from anabranch.storage.checkpoint_files import (
+    decode_header,
+    decode_table,
+    encode_header,
+    encode_table,
+)
 from anabranch.storage.files import explained, write_atomic
 
 MAGIC = b"ANBRLOG1"
@@ -38,16 +42,14 @@ def log_path(root: Path, slice_no: int, run: int, task: int) -> Path:
 def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> int:
     """Write one task's share of one slice; `facts` come back with `read_log`."""
     buffers = [encode_table(t) for t in tables.values()]
-    header = json.dumps(
-        {
-            "facts": facts,
-            "sections": [
-                {"name": n, "bytes": b.size, "crc": zlib.crc32(b)}
-                for n, b in zip(tables, buffers, strict=True)
-            ],
-        }
-    ).encode()
-    return write_atomic(path, [MAGIC, len(header).to_bytes(8, "big"), header, *buffers], sync=True)
+    header = {
+        "facts": facts,
+        "sections": [
+            {"name": n, "bytes": b.size, "crc": zlib.crc32(b)}
+            for n, b in zip(tables, buffers, strict=True)
+        ],
+    }
+    return write_atomic(path, [*encode_header(MAGIC, header), *buffers], sync=True)
 
 
 def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
@@ -57,10 +59,7 @@ def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
     with explained("read", path):
         data = memoryview(path.read_bytes())
     try:
-        if bytes(data[:8]) != MAGIC:
-            raise ValueError("not a source log of this format")
-        offset = 16 + int.from_bytes(data[8:16], "big")
-        header = json.loads(bytes(data[16:offset]))
+        header, offset = decode_header(MAGIC, data)
         tables: dict[str, pa.Table] = {}
         for section in header["sections"]:
             part = data[offset : offset + section["bytes"]]

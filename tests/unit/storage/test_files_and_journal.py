@@ -1,0 +1,223 @@
+"""Durable files: torn anywhere, damaged anywhere, on a full disk, owned twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from anabranch.errors import CheckpointLockedError, StorageError
+from anabranch.model.ids import PartitionId
+from anabranch.model.slices import Cut, SliceRecord
+from anabranch.storage.checkpoint_files import checkpoint_path, read_checkpoint, write_checkpoint
+from anabranch.storage.files import write_atomic
+from anabranch.storage.journal import DirectoryLock, Head, Journal, _line
+from anabranch.storage.source_log import log_path, read_log, trim, write_log
+
+TABLE = pa.table({"k": [1, None, 3], "s": ["a", "bb", None]})
+
+
+def record(number: int) -> SliceRecord:
+    times = {"s": number}
+    return SliceRecord(number, "live", number, True, 2, 0, None, 5, 1, 1, times, {"s": 3}, {})
+
+
+def head(*slices: SliceRecord) -> Head:
+    cut = Cut(3, {"c/0": ["x"]}, {"c": [0, 0]})
+    return Head(4, {"topology": "t"}, cut, None, slices, {PartitionId("c", 0): 7}, {"c": (0, 0)}, 2)
+
+
+def journal(directory: Path, *numbers: int) -> Path:
+    directory.mkdir(exist_ok=True)
+    book = Journal(directory)
+    book.begin(head())
+    for number in numbers:
+        book.append(record(number))
+    book.close()
+    return max(directory.glob("*.jsonl"))
+
+
+def test_a_journal_comes_back_as_it_was(tmp_path: Path) -> None:
+    assert Journal(tmp_path).read() is None
+    journal(tmp_path, 4, 5)
+    assert Journal(tmp_path).read() == (head(), [record(4), record(5)])
+
+
+def test_a_tail_torn_at_any_byte_loses_only_the_last_slice(tmp_path: Path) -> None:
+    whole = journal(tmp_path, 4, 5, 6).read_bytes()
+    start = whole.rindex(b"\n", 0, len(whole) - 1) + 1
+    for end in range(start, len(whole)):
+        directory = tmp_path / str(end)
+        directory.mkdir()
+        (directory / "000001.jsonl").write_bytes(whole[:end])
+        found = Journal(directory).read()
+        assert found is not None
+        kept = [r.number for r in found[1]]
+        assert kept == ([4, 5, 6] if end == len(whole) - 1 else [4, 5])
+
+
+def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
+    path = journal(tmp_path, 4, 5, 6)
+    whole = path.read_bytes()
+    last = whole.rindex(b"\n", 0, len(whole) - 1)
+    for position in range(0, last, 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x55
+        for tail in (b"", b"deadbeef {torn"):
+            path.write_bytes(bytes(damaged) + tail)
+            with pytest.raises(StorageError, match=r"damaged at line \d|after slice \d"):
+                Journal(tmp_path).read()
+
+
+def test_a_missing_line_is_refused(tmp_path: Path) -> None:
+    path = journal(tmp_path, 4, 5, 6)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[3]]))
+    with pytest.raises(StorageError, match="slice 6 after slice 4"):
+        Journal(tmp_path).read()
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "000001.jsonl").write_bytes(_line({**head().to_json(), "format": 99}))
+    with pytest.raises(StorageError, match="has format 99, this version reads 1"):
+        Journal(tmp_path).read()
+
+
+def test_an_empty_segment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "000001.jsonl").write_bytes(b"")
+    with pytest.raises(StorageError, match="is empty"):
+        Journal(tmp_path).read()
+
+
+def test_the_newest_segment_counts_and_old_ones_go(tmp_path: Path) -> None:
+    for number in range(4, 10):
+        book = Journal(tmp_path)
+        book.read()
+        book.begin(head(record(number)))
+        book.close()
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["000005.jsonl", "000006.jsonl"]
+    found = Journal(tmp_path).read()
+    assert found is not None
+    assert [r.number for r in found[0].slices] == [9]
+
+
+@pytest.mark.parametrize("written", [0, 1, 50])
+def test_an_append_on_a_full_disk_leaves_the_journal_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    book = Journal(tmp_path)
+    book.begin(head())
+    book.append(record(4))
+    full = book._file
+    assert full is not None
+
+    class Full:
+        def fileno(self) -> int:
+            return full.fileno()
+
+        def write(self, data: bytes) -> int:
+            return full.write(data[:written])
+
+    book._file = Full()  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="No space left on device; free some space"):
+        book.append(record(5))
+    book._file = full
+    book.append(record(5))
+    found = Journal(tmp_path).read()
+    assert found is not None
+    assert [r.number for r in found[1]] == [4, 5]
+
+
+def test_a_failed_write_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StorageError, match="free some space and start again"):
+        write_atomic(tmp_path / "a", [b"x"])
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:3]))
+    assert write_atomic(tmp_path / "a", [b"0123456789", b"ab"]) == 12
+    monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes() == b"0123456789ab"
+
+
+def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
+    partition = PartitionId("c", 1)
+    path = tmp_path / checkpoint_path(partition, 7, 2)
+    write_checkpoint(path, partition, 7, 2, {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]})
+    found = read_checkpoint(path)
+    assert [t.equals(TABLE) for t in found["a"]] == [True, True]
+    _assert_all_damage_seen(path, read_checkpoint)
+
+
+def test_a_source_log_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
+    path = log_path(tmp_path, 3, 1, 0)
+    assert read_log(path) is None
+    write_log(path, {"edge:0": TABLE, "sink:x": TABLE}, {"chunks": 2})
+    found = read_log(path)
+    assert found is not None
+    assert found[0]["sink:x"].equals(TABLE)
+    assert found[1] == {"chunks": 2}
+    _assert_all_damage_seen(path, read_log)
+
+
+def _assert_all_damage_seen(path: Path, read: Any) -> None:
+    whole = path.read_bytes()
+    for end in [*range(40), *range(40, len(whole), 7)]:
+        path.write_bytes(whole[:end])
+        with pytest.raises(StorageError, match="is damaged"):
+            read(path)
+    for position in range(0, len(whole), 5):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError, match="is damaged"):
+            read(path)
+    path.write_bytes(whole)
+
+
+def test_the_source_log_is_trimmed_below(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        write_log(log_path(tmp_path, number, 1, 0), {"edge:0": TABLE}, {})
+    trim(tmp_path, 3)
+    kept = [read_log(log_path(tmp_path, n, 1, 0)) is not None for n in (1, 2, 3)]
+    assert kept == [False, False, True]
+    trim(tmp_path / "none", 3)
+
+
+def test_one_driver_per_directory(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(CheckpointLockedError, match=f"in use by process {os.getpid()}"):
+        DirectoryLock(tmp_path)
+    lock.release()
+    DirectoryLock(tmp_path).release()
+
+
+def test_a_killed_owner_leaves_the_directory_free(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from anabranch.storage.journal import DirectoryLock\n"
+        f"lock = DirectoryLock(Path({str(tmp_path)!r})); print('locked', flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        with pytest.raises(CheckpointLockedError, match=f"process {owner.pid}"):
+            DirectoryLock(tmp_path)
+        owner.kill()
+    DirectoryLock(tmp_path).release()
