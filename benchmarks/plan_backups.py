@@ -8,6 +8,7 @@ since they are long enough for a shared machine to count.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -187,7 +188,7 @@ def write_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[ob
         "# Backup plans",
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, {machine()}; `python -m benchmarks.plan_backups`. "
-        "Times are the best of the repeats.",
+        f"Load average {os.getloadavg()[0]:.0f}; times are the best of the repeats.",
         "",
         "![Backups by recovery bound](plan_backups.svg)",
     ]

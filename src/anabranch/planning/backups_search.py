@@ -85,13 +85,14 @@ def improve(problem: ReducedProblem, paths: LongPaths, plan: set[int], rounds: i
 
 def _cut(problem: ReducedProblem, paths: LongPaths, start: Collection[int], batch: int) -> set[int]:
     """Add to `start`, `batch` tasks at a time, until no path is too long; then prune."""
-    candidate = np.asarray(problem.candidate)
+    candidate, cost = np.asarray(problem.candidate), np.asarray(problem.cost)
     weight = _even_weights(problem)
     chosen = set(start)
     weight[list(chosen)] = 0.0
     while True:
         load, total = paths.loads(weight)
-        gain: Floats = np.where(candidate, load, 0.0) / np.asarray(problem.cost)
+        # Only candidates surely cost something: a free task may still end a path.
+        gain: Floats = np.divide(load, cost, out=np.zeros(paths.n), where=candidate)
         best = gain.max()
         if total <= 0 or best <= 0:
             return prune(problem, repair(problem, chosen))

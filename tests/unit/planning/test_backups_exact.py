@@ -84,6 +84,14 @@ def test_rows_search_and_packing_agree_with_brute_force(problem: BackupProblem) 
     assert upper >= least - 1e-9
 
 
+def test_a_free_task_at_the_end_of_a_path_does_not_stop_the_search() -> None:
+    graph, times = line(1, 1, 1, 1)
+    problem = BackupProblem.of(graph, 2, times, {"t0": 1, "t1": 1, "t2": 0, "t3": 1})
+    (part,) = reduce(problem).parts
+    assert 0.0 in part.cost
+    assert len(cut_greedily(part, LongPaths(part))) == 1
+
+
 def test_large_parts_are_proven_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = topologies.random_dag(60, 180, seed=5)
     problem = BackupProblem.of(graph, 9, topologies.reprocess_times(graph, 5, high=3))
