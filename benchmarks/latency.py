@@ -20,6 +20,7 @@ import anabranch as ab
 from benchmarks import peers, report
 from benchmarks.workloads import (
     SETTINGS,
+    SIDES,
     Run,
     Shape,
     our_traffic,
@@ -55,7 +56,7 @@ Samples = dict[tuple[str, str], list[Run]]  # (query, side) → one run per roun
 
 
 def measure(sizes: Sizes) -> Samples:
-    samples: Samples = {(q, side): [] for q in QUERIES for side in ("ours", "theirs")}
+    samples: Samples = {(q, side): [] for q in QUERIES for side in SIDES}
     shapes = {q: Shape(sizes.slices[q], EVENTS, files=1, seconds=1.0) for q in QUERIES}
     with scratch() as root, ab.EmbeddedCluster(NODES) as cluster:
         write_sentences(root / "g3", shapes["g3"], VOCABULARY)

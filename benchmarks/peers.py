@@ -6,6 +6,7 @@ as many shuffle partitions as we have partitions, and RocksDB with a changelog f
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ def settings(parallelism: int) -> dict[str, str]:
         ),
         f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     }
+
+
+def check_packages() -> None:
+    """Say now, not after minutes, what the Python operator lacks."""
+    for package in ("pandas", "google.protobuf"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise SystemExit(
+                f"transformWithStateInPandas needs {package}: "
+                "pip install 'pandas<3' 'protobuf>=6.33'"
+            ) from None
 
 
 def _words(spark: Any, directory: Path, shape: Shape) -> Any:

@@ -19,6 +19,7 @@ import anabranch as ab
 from benchmarks import peers, report
 from benchmarks.workloads import (
     SETTINGS,
+    SIDES,
     Run,
     Shape,
     our_word_count,
@@ -67,7 +68,7 @@ Samples = dict[tuple[str, str], list[Run]]  # (case, side) → one run per round
 
 
 def measure(cases: dict[str, Case], rounds: int) -> Samples:
-    samples: Samples = {(name, side): [] for name in cases for side in ("ours", "theirs")}
+    samples: Samples = {(name, side): [] for name in cases for side in SIDES}
     with scratch() as root, ab.EmbeddedCluster(NODES, memory_mb=2048) as cluster:
         for name, case in cases.items():
             say(f"writing the input of {name}")
@@ -96,25 +97,27 @@ def _run(cluster: Any, spark: Any, side: str, source: Path, case: Case, root: Pa
     return run
 
 
-COLUMNS = ["case", "side", "sentences/s", "s/batch", "CPU s/M", "shuffled MB/M", "ratio"]
+# Thousands of sentences; seconds; per million sentences: CPU seconds and megabytes shuffled.
+COLUMNS = ["case", "batch", "side", "k/s", "s/batch", "CPU s/M", "MB/M", "ratio"]
 
 
 def rows(cases: dict[str, Case], samples: Samples) -> tuple[list[list[object]], dict[str, float]]:
     table: list[list[object]] = []
     figures: dict[str, float] = {}
     for name, case in cases.items():
-        rates = {s: [case.rows / r.mean for r in samples[name, s]] for s in ("ours", "theirs")}
+        rates = {s: [case.rows / 1e3 / r.mean for r in samples[name, s]] for s in SIDES}
         figures[name] = statistics.median(rates["ours"]) / statistics.median(rates["theirs"])
         for side, rate in rates.items():
             runs, millions = samples[name, side], case.rows / 1e6
             table.append(
                 [
-                    f"{name} ({case.rows:,} per batch)",
+                    name,
+                    f"{case.rows // 1000:,} k",
                     side,
                     spread(rate),
                     spread([r.median for r in runs]),
-                    spread([r.cpu_s / millions for r in runs]),
-                    spread([r.shuffled_bytes / 1e6 / millions for r in runs]),
+                    statistics.median(r.cpu_s / millions for r in runs),
+                    statistics.median(r.shuffled_bytes / 1e6 / millions for r in runs),
                     figures[name] if side == "ours" else "",
                 ]
             )
@@ -125,11 +128,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="3 rounds, fewer and smaller batches")
     quick = parser.parse_args().quick
+    peers.check_packages()
     cases, rounds = (QUICK, 3) if quick else (FULL, 5)
     table, figures = rows(cases, measure(cases, rounds))
     report.table("Throughput of the windowed word count", COLUMNS, table)
     if not quick:
-        note = f"2 nodes, 2 partitions; median [least–most] of {rounds} interleaved applications."
+        note = (
+            f"2 nodes, 2 partitions; median [least–most] of {rounds} interleaved applications. "
+            "k/s: thousands of sentences a second; CPU seconds of all processes and megabytes "
+            "shuffled are per million sentences."
+        )
         write_result("throughput", "Throughput beside Structured Streaming", note, COLUMNS, table)
     report.figures(figures)
 

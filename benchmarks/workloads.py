@@ -33,6 +33,7 @@ SENTENCES = "ts timestamp, sentence string"
 LOCATIONS = "ts timestamp, vehicle long, seg long, speed double"
 INCIDENTS = "ts timestamp, seg long, kind string"
 SEGMENTS = 200
+SIDES = ("ours", "theirs")
 WATCH_PAUSE_S = 0.05
 # Enough of Spark's progress reports for every batch of a run.
 SETTINGS = {
@@ -244,7 +245,8 @@ def shuffled_bytes(spark: Any) -> int:
 def turns(rounds: int) -> Iterator[tuple[int, str]]:
     """Who runs when: both sides in every round, and neither always first."""
     for number in range(rounds):
-        yield from ((number, side) for side in (("ours", "theirs"), ("theirs", "ours"))[number % 2])
+        for side in SIDES if number % 2 == 0 else reversed(SIDES):
+            yield number, side
 
 
 # -- printing ----------------------------------------------------------------------------------
