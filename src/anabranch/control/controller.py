@@ -171,11 +171,13 @@ class Controller:
 
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
         """A torn checkpoint is skipped: the cut before it and a longer replay give the same."""
-        if self._checkpoints.cut is None:
-            self.phase = Phase.ENDED
-            return [FailRun(event.error)]
-        self._checkpoints.fall_back()
-        return self._install()
+        if self._checkpoints.cut is not None:
+            self._checkpoints.fall_back()
+            first = self._records[0].number if self._records else 1
+            if first <= self._cut_slice + 1:
+                return self._install()
+        self.phase = Phase.ENDED
+        return [FailRun(event.error)]
 
     def _files_of(self, partition: PartitionId) -> tuple[str, ...]:
         """The checkpoint files with this partition's key groups, each old partition's in order."""
@@ -329,14 +331,16 @@ class Controller:
         return self._on_reports(event.reports) + self._go_on(event.now_ms)
 
     def _lost_node(self, reports: Sequence[NodeReport], number: int) -> AnabranchError | None:
-        """A node process that was replaced has lost its partitions and may not know it."""
-        for report in reports:
-            known = self._incarnations.setdefault(report.node, report.incarnation)
-            if known != report.incarnation or (report.slice != number and self._running):
+        """A node process that was replaced has lost its partitions, and its name with them."""
+        assert self.mapping is not None
+        found = {r.node: r.incarnation for r in reports}
+        for node in dict.fromkeys(o.node for o in self.mapping.owners.values()):
+            known = self._incarnations.setdefault(node, found.get(node, ""))
+            if found.get(node) != known:
                 return ClusterError(
-                    f"slice {number}: the process of node {report.node} was lost with its "
-                    "partitions; start the job again with the same checkpoint directory, nothing "
-                    "committed is lost",
+                    f"slice {number}: the process of node {node} was lost with its partitions; "
+                    "start the job again with the same checkpoint directory, nothing committed is "
+                    "lost",
                     slice=number,
                 )
         return None

@@ -131,7 +131,12 @@ class Host:
         outgoing = [encode_blob(b) for b in bundles]
         if not request.last:
             return outgoing, None
-        if request.plan.seal and not self._problems and self._sealed < request.plan.number:
+        if (
+            request.plan.seal
+            and self._partitions
+            and not self._problems
+            and self._sealed < request.plan.number
+        ):
             self._seal(request.plan.number)
         return [], self._report()
 

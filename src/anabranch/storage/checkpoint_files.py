@@ -1,10 +1,10 @@
 """Checkpoint files: the state of one partition at one slice, whole or as a delta.
 
-    ANBRCKP1 | header length (8 bytes, big endian) | header's CRC-32 (4 bytes) | header JSON | sections
+    ANBRCKP1 | header length (8 bytes) | header's CRC-32 (4 bytes) | header JSON | sections
 
-The header names the partition, slice and epoch and lists one section per stateful operator:
-its name, Arrow IPC bytes' length and CRC-32. A file that is short or whose CRCs do not match is
-refused with a StorageError, so that the caller can fall back on the cut before.
+Numbers are big endian. The header names the partition, slice and epoch and lists one section per
+stateful operator: its name, Arrow IPC bytes' length and CRC-32. A file that is short or whose CRCs
+do not match is refused with a StorageError, so that the caller can fall back on the cut before.
 """
 
 from __future__ import annotations

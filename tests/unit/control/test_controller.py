@@ -239,7 +239,6 @@ def test_a_torn_newest_checkpoint_is_skipped() -> None:
     # Both torn: begin at the beginning only if it was never trimmed; else give up.
     hopeless = Play(Past(cut=newest, slices=slices, generation=1))
     hopeless.controller.handle(NodesJoined(NODES, 0))
-    hopeless.controller.handle(RestoreFailed(torn, 0))
     assert hopeless.controller.handle(RestoreFailed(torn, 0)) == [FailRun(torn)]
 
 
@@ -351,7 +350,7 @@ def test_idle_time_closes_windows_once() -> None:
         ({"not_hosted": (PartitionId("count", 0),)}, ClusterError, "lost with its node process"),
         ({"incomplete": {PartitionId("count", 0): "x"}}, ClusterError, "lacked input (x)"),
         ({"incarnation": "another"}, ClusterError, "the process of node 1 was lost"),
-        ({"slice": 0, "partitions": {}}, ClusterError, "the process of node 1 was lost"),
+        ({"node": NodeId(""), "partitions": {}}, ClusterError, "the process of node 1 was lost"),
     ],
 )
 def test_what_went_wrong_ends_the_run_with_one_error(

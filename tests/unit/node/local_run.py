@@ -11,11 +11,10 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 import anabranch as ab
@@ -27,7 +26,7 @@ from anabranch.node.host import Host
 from anabranch.node.messages import InstallRequest, PollRequest, WaveRequest
 from anabranch.node.source_task import SourceRequest, run_source_task
 from anabranch.spark.driver import JobDriver, JobParts, RunConfig
-from oracle import Dataflow, Row
+from oracle import Row
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 Task = Mapping[str, list[Row]]  # rows per source
@@ -207,47 +206,6 @@ class LocalRun:
         self.driver._release()
 
 
-def build(flow: Dataflow, sink: Callable[[str], Any], rescale: int = 0) -> ab.Topology:
-    """The topology of a dataflow; `rescale` shifts every parallelism (between 1 and 4)."""
-    topology = ab.Topology("flow", key_groups=8)
-    streams: dict[str, ab.Stream] = {}
-    aggregates: dict[str, Any] = {
-        "count": ab.count(),
-        "sum": ab.sum("v"),
-        "min": ab.min("v"),
-        "max": ab.max("v"),
-    }
-    for step in flow.steps:
-        if step.what == "source":
-            streams[step.name] = topology.source(step.name, None)
-            continue
-        first, *others = [streams[n] for n in step.reads]
-        stream = first.union(*others) if others else first
-        number = step.number
-        if step.what == "sink":
-            stream.to(step.name, sink(step.name))
-        elif step.what == "filter":
-            streams[step.name] = stream.filter(step.name, pl.col("v") % number != 0)
-        elif step.what == "map":
-            streams[step.name] = stream.map(step.name, _spread(number))
-        elif step.what == "keep":
-            streams[step.name] = stream.select(step.name, "k", "v")
-        else:
-            parallelism = (number - 1 + rescale) % 4 + 1
-            streams[step.name] = stream.key_by("k").aggregate(
-                step.name, parallelism=parallelism, v=aggregates[step.what]
-            )
-    return topology
-
-
-def _spread(number: int) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    return lambda f: f.select(k=pl.col("k") * 7 % number, v=pl.col("v") + 1)
-
-
 def rows_of(sink: ab.Memory, slice_no: int) -> list[Row]:
     tables = sink.slices.get(slice_no, [])
     return [(r["k"], r["v"]) for t in tables for r in t.to_pylist()]
-
-
-def replaced(plan: SlicePlan, **changes: Any) -> SlicePlan:
-    return replace(plan, **changes)

@@ -17,9 +17,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from local_run import Batch, LocalNodes, LocalRun, build
+from local_run import Batch, LocalNodes, LocalRun
 
 import anabranch as ab
+from flow_topology import build
 from oracle import Dataflow, Step
 
 STEPS = (

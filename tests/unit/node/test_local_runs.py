@@ -12,9 +12,10 @@ import pytest
 from flows import batches, flows
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from local_run import Batch, Faults, LocalNodes, LocalRun, build, rows_of
+from local_run import Batch, Faults, LocalNodes, LocalRun, rows_of
 
 import anabranch as ab
+from flow_topology import build
 from oracle import Dataflow
 
 SETTINGS = settings(

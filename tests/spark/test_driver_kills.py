@@ -1,0 +1,142 @@
+"""The driver is killed with SIGKILL twenty times and started again on the same directory; in the
+end every slice has the rows of an uninterrupted computation, once.
+
+Every life is a process of its own with its own Spark application on one or two nodes, killed
+together with its JVM at a seeded moment between restore and the end of some slice. What the kill
+hit is read from the files it left; the test prints how often.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import numbers, read_output
+
+from anabranch.spark.embedded import EmbeddedCluster
+from oracle import Dataflow, Step
+
+KILLS = 20
+FILES = 130
+START_TIMEOUT_S = 180
+STEPS = (
+    Step("numbers", "source"),
+    Step("odd", "filter", ("numbers",), 2),
+    Step("sum", "sum", ("odd",), 3),
+    Step("spread", "map", ("sum",), 3),
+    Step("most", "max", ("spread",), 2),
+    Step("raw", "sink", ("odd",)),
+    Step("sums", "sink", ("sum",)),
+    Step("out", "sink", ("most",)),
+)
+
+
+def life(root: Path, cluster: EmbeddedCluster, nodes: int) -> subprocess.Popen[bytes]:
+    variables = cluster._variables("driver")
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "unit" / "node")]
+    paths += [str(Path(__file__).parents[1]), *(p for p in sys.path if p)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "killed_driver", str(root), cluster.master_url, str(nodes)],
+        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=(root / "driver.log").open("ab"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+class Files:
+    """What a dead driver left, read without the product's code."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.segment = max((root / "ck" / "journal").glob("*.jsonl"), default=None)
+
+    def journal(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        assert self.segment is not None
+        lines = [line for line in self.segment.read_bytes().split(b"\n") if line]
+        parsed = []
+        for line in lines:
+            try:
+                parsed.append(json.loads(line.partition(b" ")[2]))
+            except ValueError:
+                break
+        return parsed[0], [*parsed[0]["slices"], *parsed[1:]]
+
+    def phase(self) -> str:
+        head, slices = self.journal()
+        newest = slices[-1] if slices else {"number": 0, "batch": -1, "staged": {}}
+        number, generation = newest["number"], head["generation"]
+        following = f"{number + 1:012d}-{generation}"
+        logged = any((self.root / "ck" / "source-log").glob(f"{following}/[0-9]*.log"))
+        staged = any(self.root.glob(f"*/_staging/{following}"))
+        exposed = all((self.root / s / f"slice={number}").exists() for s in newest["staged"])
+        cut = head["cut"]["slice"] if head["cut"] else 0
+        sealed = (self.root / "ck" / "checkpoints").glob("*/*/*.ckpt")
+        in_flight = any(int(p.name.partition("-")[0]) > cut for p in sealed)
+        if not exposed:
+            hit = "journalled, not exposed"
+        elif staged:
+            hit = "staged"
+        elif logged:
+            hit = "logged"
+        elif newest.get("generation") != generation:
+            hit = "restoring or replaying"
+        elif _newest_batch(self.root / "ck" / "spark" / "commits") < newest["batch"]:
+            hit = "exposed, Spark not told"
+        elif _newest_batch(self.root / "ck" / "spark" / "offsets") > newest["batch"]:
+            hit = "reading"
+        else:
+            hit = "between slices"
+        return hit + (", checkpoint in flight" if in_flight else "")
+
+
+def _newest_batch(directory: Path) -> int:
+    return max((int(p.name) for p in directory.glob("[0-9]*")), default=-1)
+
+
+@pytest.mark.timeout(1200)
+def test_killed_twenty_times_and_every_slice_is_right(tmp_path: Path) -> None:
+    raw = numbers(tmp_path / "in", files=FILES, rows=20)
+    chance = random.Random(20_26)
+    hits: Counter[str] = Counter()
+    with EmbeddedCluster(nodes=2, memory_mb=512) as cluster:
+        for _ in range(KILLS):
+            before = Files(tmp_path).segment
+            process = life(tmp_path, cluster, chance.choice([1, 2]))
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while Files(tmp_path).segment in (None, before):
+                assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            time.sleep(chance.uniform(0, 2.5))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            hits[Files(tmp_path).phase()] += 1
+        last = life(tmp_path, cluster, 2)
+        assert last.wait(300) == 0, (tmp_path / "driver.log").read_text()[-3000:]
+    for hit, times in hits.most_common():
+        print(f"{times:4} kills: {hit}")
+    oracle = Dataflow(STEPS)
+    expected: dict[str, list[Counter[Any]]] = {"raw": [], "sums": [], "out": []}
+    for number in range(FILES):
+        rows = raw.slice(20 * number, 20).rows()
+        for sink, found in oracle.run({"numbers": rows}).items():
+            expected[sink].append(found)
+    for sink, slices in expected.items():
+        assert slices_of(tmp_path / sink) == [s for s in slices if s], sink
+    assert len(hits) >= 4, hits
+
+
+def slices_of(directory: Path) -> list[Counter[Any]]:
+    """The rows of every slice, in the order of the slices."""
+    frames = read_output(directory).partition_by("slice", as_dict=True)
+    return [Counter(frames[k].select("k", "v").rows()) for k in sorted(frames)]

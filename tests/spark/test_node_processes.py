@@ -1,0 +1,107 @@
+"""Node processes outlive what ends Spark's Python workers, and keep their state: a thousand
+slices, more than an idle minute, a cancelled Spark job, an operator that raises."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from jobs import final_values, numbers, read_output, stream, wait_for
+from pyspark.sql import SparkSession
+
+import anabranch as ab
+from anabranch.errors import OperatorError
+from anabranch.model.reports import NodeReport
+
+SLICES = 1_000
+IDLE_S = 65  # Spark ends idle workers after a minute, and has no setting for it
+
+
+def processes(job: Any) -> dict[str, tuple[int, str]]:
+    driver = job._driver
+    reports: list[NodeReport] = driver._runner.poll(driver.run)
+    return {str(r.node): (r.pid, r.incarnation) for r in reports}
+
+
+def python_workers(spark: SparkSession) -> set[int]:
+    def pid(_: Any) -> Any:
+        import os
+
+        yield os.getpid()
+
+    return set(spark.sparkContext.parallelize(range(3), 3).mapPartitions(pid).collect())
+
+
+def cancel_a_job(spark: SparkSession) -> None:
+    """Somebody's job on all nodes, cancelled while it runs: Spark kills its workers."""
+    context = spark.sparkContext
+
+    def sleep(_: Any) -> Any:
+        import time
+
+        time.sleep(60)
+        yield 0
+
+    def run() -> None:
+        context.setJobGroup("victim", "a job to cancel", interruptOnCancel=True)
+        with pytest.raises(Exception, match="ancel"):
+            context.parallelize(range(3), 3).mapPartitions(sleep).collect()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: bool(context.statusTracker().getJobIdsForGroup("victim")))
+    time.sleep(1)
+    context.cancelJobGroup("victim")
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def raises(frame: pl.DataFrame) -> pl.DataFrame:
+    if frame.height:
+        raise ValueError("no rows, please")
+    return frame
+
+
+def fail_an_operator(spark: SparkSession, root: Path, data: Any) -> None:
+    failing = ab.Topology("failing")
+    source = failing.source("numbers", data).map("raises", raises)
+    source.key_by("k").aggregate("count", n=ab.count()).to("out", ab.Memory())
+    job = failing.start(spark, checkpoint=root / "failing", available_now=True)
+    with pytest.raises(OperatorError, match="no rows, please"):
+        job.await_termination(60)
+
+
+@pytest.mark.timeout(900)
+def test_node_processes_keep_their_state(spark: SparkSession, tmp_path: Path) -> None:
+    raw = [numbers(tmp_path / "in", files=SLICES, rows=3)]
+    data = stream(tmp_path / "in", "k long, v long")
+    topology = ab.Topology("long_lived")
+    totals = topology.source("numbers", data).key_by("k").aggregate("sum", total=ab.sum("v"))
+    totals.to("out", ab.Parquet(str(tmp_path / "out")))
+    job = topology.start(spark, checkpoint=tmp_path / "ck", slice="1ms")
+    wait_for(lambda: job.last_progress is not None and job.last_progress.slice >= 2)
+    before = processes(job)
+    wait_for(lambda: job.last_progress.slice >= SLICES, seconds=600)  # type: ignore[union-attr]
+    assert processes(job) == before
+
+    workers = python_workers(spark)
+    time.sleep(IDLE_S)
+    assert not workers & python_workers(spark), "Spark kept its idle workers: nothing was tested"
+    cancel_a_job(spark)
+    fail_an_operator(spark, tmp_path, data)
+    assert processes(job) == before
+
+    raw.append(numbers(tmp_path / "in", files=2, rows=3, start=SLICES))
+    slices = job.last_progress.slice
+    wait_for(lambda: job.last_progress.slice >= slices + 2)  # type: ignore[union-attr]
+    assert processes(job) == before
+    job.stop()
+    assert job.exception is None
+    wanted = pl.concat(raw).group_by("k").agg(total=pl.col("v").sum())
+    assert final_values(read_output(tmp_path / "out")) == {
+        k: {"total": t} for k, t in wanted.rows()
+    }

@@ -1,0 +1,178 @@
+"""Restarts after damage: what can be repaired is, what cannot is told, nothing is guessed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from local_run import LocalNodes, LocalRun
+from test_local_runs import Comparison, _simple
+
+import anabranch as ab
+from anabranch.errors import ClusterError, ConfigError, StorageError, TopologyError
+from anabranch.node.host import Host
+from oracle import Dataflow, Step
+
+
+def batch(n: int) -> list[dict[str, list[tuple[int | None, int]]]]:
+    return [{"s": [(k, n + k) for k in range(6)]}, {"s": [(None, n)]}]
+
+
+def fed(comparison: Comparison, root: Path, batches: int, interval: int = 1) -> None:
+    run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval)
+    for n in range(batches):
+        comparison.feed(run, batch(n))
+        run.driver._runner.poll(run.driver.run)
+    run.stop()
+    comparison.feed(LocalRun(comparison.topology(), root, checkpoint_interval_ms=10**9), batch(50))
+
+
+def newest_checkpoints(root: Path) -> list[Path]:
+    files = sorted((root / "checkpoints").glob("*/*/*.ckpt"), key=lambda p: p.name)
+    newest = files[-1].name.partition("-")[0]
+    return [f for f in files if f.name.startswith(newest)]
+
+
+@pytest.mark.parametrize("damage", ["torn", "gone"])
+def test_a_damaged_newest_checkpoint_is_skipped(tmp_path: Path, damage: str) -> None:
+    comparison = Comparison(_simple())
+    fed(comparison, tmp_path, batches=5)
+    victim = newest_checkpoints(tmp_path)[0]
+    if damage == "torn":
+        victim.write_bytes(victim.read_bytes()[:-3])
+    else:
+        victim.unlink()
+    run = LocalRun(comparison.topology(), tmp_path)
+    comparison.feed(run, batch(7))
+    run.stop()
+    comparison.feed(LocalRun(comparison.topology(), tmp_path), batch(8))
+
+
+def test_the_only_checkpoint_damaged_means_replay_from_the_beginning(tmp_path: Path) -> None:
+    comparison = Comparison(_simple())
+    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval_ms=10**9)
+    comparison.feed(run, batch(0))
+    comparison.feed(run, batch(1))
+    run.stop()
+    for file in newest_checkpoints(tmp_path):
+        file.unlink()
+    comparison.feed(LocalRun(comparison.topology(), tmp_path), batch(2))
+
+
+def test_all_checkpoints_damaged_is_told(tmp_path: Path) -> None:
+    comparison = Comparison(_simple())
+    fed(comparison, tmp_path, batches=5)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(StorageError):
+        LocalRun(comparison.topology(), tmp_path)
+
+
+def test_a_missing_source_log_is_told(tmp_path: Path) -> None:
+    comparison = Comparison(_simple())
+    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval_ms=10**9)
+    comparison.feed(run, batch(0))
+    run.kill()
+    next((tmp_path / "source-log").glob("*/00000.log")).unlink()
+    with pytest.raises(StorageError, match=r"the source log of slice 1 has 1 rows .* says 7"):
+        LocalRun(comparison.topology(), tmp_path)
+
+
+@pytest.mark.parametrize("when", ["slice", "stop"])
+def test_a_replaced_node_process_is_noticed_and_a_restart_goes_on(
+    tmp_path: Path, when: str
+) -> None:
+    comparison = Comparison(_simple())
+    run = LocalRun(comparison.topology(), tmp_path)
+    comparison.feed(run, batch(0))
+    run.nodes.hosts[run.nodes.nodes[1]] = Host()
+    with pytest.raises(ClusterError, match="lost with its partitions; start the job again"):
+        if when == "slice":
+            run.feed(batch(1))
+        else:
+            run.stop()
+    run.kill()
+    run = LocalRun(comparison.topology(), tmp_path)
+    comparison.feed(run, batch(1))
+
+
+def test_an_operator_named_source_shares_a_sink_with_source_tasks(tmp_path: Path) -> None:
+    steps = (
+        Step("s", "source"),
+        Step("source", "sum", ("s",), 1),
+        Step("o", "sink", ("source", "s")),
+    )
+    comparison = Comparison(Dataflow(steps))
+    run = LocalRun(comparison.topology(), tmp_path, nodes=1)
+    comparison.feed(run, batch(3))
+
+
+def test_a_moved_directory_goes_on(tmp_path: Path) -> None:
+    comparison = Comparison(_simple())
+    fed(comparison, tmp_path / "old", batches=3)
+    (tmp_path / "old").rename(tmp_path / "new")
+    comparison.feed(LocalRun(comparison.topology(), tmp_path / "new"), batch(9))
+
+
+def parquet(root: Path) -> ab.Topology:
+    topology = ab.Topology("t")
+    topology.source("s", None).to("o", ab.Parquet(str(root / "out")))
+    return topology
+
+
+def test_a_new_directory_over_old_output_is_refused(tmp_path: Path) -> None:
+    run = LocalRun(parquet(tmp_path), tmp_path / "a")
+    run.feed(batch(0))
+    run.kill()
+    with pytest.raises(ConfigError, match="holds slice 1 of another job"):
+        LocalRun(parquet(tmp_path), tmp_path / "b")
+    LocalRun(parquet(tmp_path), tmp_path / "a").feed(batch(1))
+
+
+def test_two_sinks_in_one_directory_are_refused(tmp_path: Path) -> None:
+    topology = parquet(tmp_path)
+    ab.Stream(topology, ("s",)).to("p", ab.Parquet(f"{tmp_path}/./out"))
+    with pytest.raises(TopologyError, match="'o' and 'p' write to the same directory"):
+        LocalRun(topology, tmp_path / "ck")
+
+
+def test_rows_are_never_late_to_their_own_batch(tmp_path: Path) -> None:
+    """Two source tasks with different times, cut into slices: every row counts."""
+    import datetime as dt
+
+    import local_run
+    import pyarrow as pa
+
+    schema = pa.schema([("k", pa.int64()), ("v", pa.timestamp("us", "UTC"))])
+    sink = ab.Memory()
+    topology = ab.Topology("late")
+    windows = topology.source("s", None, time="v").key_by("k").window(ab.tumbling("1s"), time="v")
+    windows.aggregate("count", n=ab.count()).to("o", sink)
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+    def rows(first: int, count: int) -> list[tuple[int, dt.datetime]]:
+        return [(1, start + dt.timedelta(seconds=first + i)) for i in range(count)]
+
+    def table(given: list[tuple[int, dt.datetime]]) -> pa.Table:
+        return pa.table({"k": [r[0] for r in given], "v": [r[1] for r in given]}, schema)
+
+    original, local_run.table = local_run.table, table  # type: ignore[assignment]
+    try:
+        run = LocalRun(topology, tmp_path, max_rows_per_slice=4, schemas={"s": schema})
+        run.feed([{"s": rows(0, 10)}, {"s": rows(100, 10)}])  # type: ignore[list-item]
+        run.feed([{"s": rows(200, 1)}])  # type: ignore[list-item]
+        run.stop()
+    finally:
+        local_run.table = original
+    assert sum(sink.rows().column("n").to_pylist()) == 20
+    assert sum(p.late_rows for p in run.driver.progress) == 0
+
+
+def test_hosts_of_two_jobs_do_not_mix(tmp_path: Path) -> None:
+    """Each job has hosts of its own, also with equal names, slices and generations."""
+    first, second = Comparison(_simple()), Comparison(_simple())
+    one = LocalRun(first.topology(), tmp_path / "a", hosts=LocalNodes(2, 1))
+    two = LocalRun(second.topology(), tmp_path / "b", hosts=LocalNodes(2, 1))
+    for n in range(3):
+        first.feed(one, batch(n))
+        second.feed(two, batch(10 * n))
