@@ -14,6 +14,7 @@ from anabranch.operators.aggregates import Max as max  # noqa: N813
 from anabranch.operators.aggregates import Mean as mean  # noqa: N813
 from anabranch.operators.aggregates import Min as min  # noqa: N813
 from anabranch.operators.aggregates import Sum as sum  # noqa: N813
+from anabranch.operators.distinct import CountDistinct as count_distinct  # noqa: N813
 from anabranch.operators.windows import hopping, tumbling
 from anabranch.storage.sinks import Console, Memory, Parquet
 
@@ -34,6 +35,7 @@ __all__ = [
     "Topology",
     "WindowedStream",
     "count",
+    "count_distinct",
     "describe",
     "hopping",
     "max",

@@ -2,12 +2,12 @@
 
 Nulls are ignored as in SQL; an aggregate that saw only nulls is null. Integer sums are int64 and
 wrap beyond it; NaN is ignored by min and max beside a number. An aggregate is a value that names
-its parts (see accumulators); another kind, such as a distinct count, is another such class.
+its parts (see accumulators); a distinct count also keeps the pairs it has seen (see distinct).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,14 +16,10 @@ import pyarrow as pa
 
 from anabranch.errors import TopologyError
 from anabranch.operators.accumulators import (
-    Merged,
     Part,
-    Update,
     Values,
     greatest_part,
     least_part,
-    load_rows,
-    merge,
     plain,
     row_counts,
     rows_part,
@@ -33,11 +29,13 @@ from anabranch.operators.accumulators import (
     valid,
     with_nulls,
 )
-from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
+from anabranch.operators.aggregate_state import AggregateState, sealed_schema
+from anabranch.operators.base import Computed, SliceTime
 from anabranch.operators.canonical import canonical, canonical_table, require_column
+from anabranch.operators.distinct import CountDistinct
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import check_key_types, hash_keys
-from anabranch.operators.keyed_table import Columns, KeyedTable
+from anabranch.operators.keyed_table import Columns
 
 
 class Aggregate(Protocol):
@@ -166,6 +164,7 @@ class Max:
 
 
 count, sum, min, max, mean = Count, Sum, Min, Max, Mean  # how topologies spell them
+count_distinct = CountDistinct
 
 
 def _reduced(column: pa.ChunkedArray, groups: Groups, parts: tuple[Part, ...]) -> list[Values]:
@@ -233,19 +232,30 @@ class AggregatePlan:
         return AggregatePlan(key_schema, parts, bound)
 
     @property
-    def fields(self) -> list[pa.Field]:
-        return [part.field for part in self.parts]
+    def distinct(self) -> dict[str, CountDistinct]:
+        return {name: a for name, a, _, _ in self._bound if isinstance(a, CountDistinct)}
+
+    @property
+    def grouped_by(self) -> tuple[str, ...]:
+        """What rows must share to be combined into one: a distinct count needs every value."""
+        return (*self.keys.names, *(a.column for a in self.distinct.values()))
+
+    @property
+    def sealed_schema(self) -> pa.Schema:
+        return sealed_schema(self)
 
     @property
     def result_fields(self) -> list[pa.Field]:
         return [pa.field(name, kind) for name, _, _, kind in self._bound]
 
     def reduce(self, table: pa.Table, groups: Groups) -> Columns:
-        """All parts of each group of input rows."""
+        """All parts of each group of input rows, and the identities of values to count."""
         reduced: Columns = {}
         for _, aggregate, own, _ in self._bound:
             for part, values in zip(own, aggregate.reduce(table, groups, own), strict=True):
                 reduced[part.name] = values
+        for name, distinct in self.distinct.items():
+            reduced[f"{name}.a"], reduced[f"{name}.b"] = distinct.identities(table, groups)
         return reduced
 
     def results(self, values: Columns) -> dict[str, pa.Array]:
@@ -254,11 +264,12 @@ class AggregatePlan:
             for name, aggregate, own, kind in self._bound
         }
 
-    def new_table(self, key_groups: int) -> KeyedTable:
-        return KeyedTable(self.keys, {part.name: part.dtype for part in self.parts}, key_groups)
-
     def of_combined(self, table: pa.Table) -> Columns:
-        return {part.name: part.of_table(table) for part in self.parts}
+        identities = [f"{name}.{half}" for name in self.distinct for half in "ab"]
+        return {
+            **{part.name: part.of_table(table) for part in self.parts},
+            **{name: plain(table.column(name)) for name in identities},
+        }
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -275,40 +286,6 @@ def check_names(names: Sequence[str]) -> None:
             )
 
 
-class AggregateState:
-    """The running aggregates of a partition's keys."""
-
-    def __init__(self, plan: AggregatePlan, key_groups: int) -> None:
-        self.plan = plan
-        self.table = plan.new_table(key_groups)
-
-    def install(self, change: Update) -> None:
-        change.apply(self.table)
-
-    def seal(self) -> pa.Table:
-        return self.table.export(self.table.take_dirty())
-
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self.table.export(self.table.live_slots(groups))
-
-    def load(self, table: pa.Table) -> None:
-        keys = canonical_table(table.select(self.plan.keys.names))
-        deleted = np.asarray(table.column(DELETED))
-        hashes = hash_keys(keys, keys.schema.names)
-        load_rows(self.table, self.plan.parts, hashes, keys, table, deleted)
-
-    def drop(self, groups: Iterable[int]) -> None:
-        self.table.drop(groups)
-
-    @property
-    def rows(self) -> int:
-        return len(self.table)
-
-    @property
-    def nbytes(self) -> int:
-        return self.table.nbytes
-
-
 @dataclass(frozen=True, slots=True)
 class KeyedAggregate:
     """Running aggregates per key; every slice gives the keys it changed, with their new values,
@@ -323,9 +300,7 @@ class KeyedAggregate:
         return pa.schema([*plan.keys, *plan.result_fields])
 
     def state_schema(self, *schemas: pa.Schema) -> pa.Schema:
-        plan = self._plan(schemas[0])
-        marks = [pa.field(GROUP, pa.uint16()), pa.field(DELETED, pa.bool_())]
-        return pa.schema([*marks, *plan.keys, *plan.fields])
+        return self._plan(schemas[0]).sealed_schema
 
     def new_state(self, key_groups: int, *schemas: pa.Schema) -> AggregateState:
         return AggregateState(self._plan(schemas[0]), key_groups)
@@ -334,7 +309,7 @@ class KeyedAggregate:
         table = canonical_table(table)
         plan = self._plan(table.schema)
         keys = table.select(self.keys)
-        groups = group_rows(*hash_keys(keys, self.keys))
+        groups = group_rows(*hash_keys(table, plan.grouped_by))
         if groups.members is not None:
             keys = keys.take(pa.array(groups.firsts))
         return with_columns(keys, plan.reduce(table, groups))
@@ -345,10 +320,8 @@ class KeyedAggregate:
         table = inputs[0]
         keys = canonical_table(table.select(self.keys))
         arriving = state.plan.of_combined(table)
-        merged: Merged = merge(
-            state.table, state.plan.parts, hash_keys(keys, self.keys), keys, arriving
-        )
-        return Computed(with_columns(merged.keys, state.plan.results(merged.values)), merged.update)
+        merged, update = state.merge(hash_keys(keys, self.keys), keys, arriving)
+        return Computed(with_columns(merged.keys, state.plan.results(merged.values)), update)
 
     def _plan(self, schema: pa.Schema) -> AggregatePlan:
         return AggregatePlan.bind(self.keys, self.aggregates, schema)

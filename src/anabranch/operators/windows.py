@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from anabranch.errors import ConfigError, OperatorError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
-from anabranch.operators.accumulators import Update, load_rows, merge, plain, row_counts
+from anabranch.operators.accumulators import plain, row_counts
+from anabranch.operators.aggregate_state import AggregateState, AggregateUpdate
 from anabranch.operators.aggregates import (
     Aggregate,
     AggregatePlan,
@@ -29,11 +30,10 @@ from anabranch.operators.aggregates import (
     check_names,
     with_columns,
 )
-from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
+from anabranch.operators.base import Computed, SliceTime
 from anabranch.operators.canonical import canonical_table, canonical_type, require_column
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import hash_keys
-from anabranch.operators.keyed_table import Columns, KeyedTable
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
@@ -83,12 +83,12 @@ def hopping(size: str | timedelta, slide: str | timedelta) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowChange:
-    updates: tuple[tuple[int, Update], ...]
+    updates: tuple[tuple[int, AggregateUpdate], ...]
     closed_us: int | None
 
 
 class WindowState:
-    """One table per open pane."""
+    """The aggregates of every open pane."""
 
     def __init__(
         self,
@@ -100,60 +100,49 @@ class WindowState:
     ) -> None:
         self.plan = plan
         self.time_type = time_type
-        self.panes: dict[int, KeyedTable] = {}
+        self.panes: dict[int, AggregateState] = {}
         self.closed_us: int | None = None
         self._window = window
         self._lateness_us = lateness_us
         self._key_groups = key_groups
-        self.empty = plan.new_table(key_groups)
+        self.empty = AggregateState(plan, key_groups)
 
-    def pane(self, pane: int) -> KeyedTable:
-        """To read: an empty table for a pane that has no rows."""
+    def pane(self, pane: int) -> AggregateState:
+        """To read: an empty one for a pane that has no rows."""
         return self.panes.get(pane, self.empty)
 
     def install(self, change: WindowChange) -> None:
         for pane, update in change.updates:
-            update.apply(self._writable(pane))
+            self._writable(pane).install(update)
         self._close(change.closed_us)
 
     def seal(self) -> pa.Table:
-        return self._sealed([(pane, t.export(t.take_dirty())) for pane, t in self._ordered()])
+        return self._sealed([(pane, held.seal()) for pane, held in self._ordered()])
 
     def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
         wanted = None if groups is None else list(groups)
-        exports = [(pane, t.export(t.live_slots(wanted))) for pane, t in self._ordered()]
-        return self._sealed(exports)
+        return self._sealed([(pane, held.snapshot(wanted)) for pane, held in self._ordered()])
 
     def load(self, table: pa.Table) -> None:
         closed = (table.schema.metadata or {}).get(CLOSED_US)
-        keys = canonical_table(table.select(self.plan.keys.names))
-        first, second = hash_keys(keys, keys.schema.names)
-        deleted = np.asarray(table.column(DELETED))
         for pane, rows in rows_by_value(plain(table.column(PANE))):
-            load_rows(
-                self._writable(pane),
-                self.plan.parts,
-                (first[rows], second[rows]),
-                pick(keys, rows),
-                pick(table, rows),
-                deleted[rows],
-            )
+            self._writable(pane).load(pick(table, rows))
         self._close(None if closed is None else int(closed))
 
     def drop(self, groups: Iterable[int]) -> None:
         gone = list(groups)
-        for pane, table in self._ordered():
-            table.drop(gone)
-            if not len(table):
+        for pane, held in self._ordered():
+            held.drop(gone)
+            if not held.rows:
                 del self.panes[pane]
 
     @property
     def rows(self) -> int:
-        return sum(len(table) for table in self.panes.values())
+        return sum(held.rows for held in self.panes.values())
 
     @property
     def nbytes(self) -> int:
-        return sum(table.nbytes for table in self.panes.values())
+        return sum(held.nbytes for held in self.panes.values())
 
     def closing(self, watermark_us: int | None) -> list[int]:
         """Starts of windows that hold rows and that this watermark closes."""
@@ -166,9 +155,9 @@ class WindowState:
     def deadline(self, start: int) -> int:
         return start + self._window.size_us + self._lateness_us
 
-    def _writable(self, pane: int) -> KeyedTable:
+    def _writable(self, pane: int) -> AggregateState:
         if pane not in self.panes:
-            self.panes[pane] = self.plan.new_table(self._key_groups)
+            self.panes[pane] = AggregateState(self.plan, self._key_groups)
         return self.panes[pane]
 
     def _close(self, watermark_us: int | None) -> None:
@@ -179,11 +168,11 @@ class WindowState:
             if self.deadline(self._window.last_start(pane)) <= self.closed_us:
                 del self.panes[pane]
 
-    def _ordered(self) -> list[tuple[int, KeyedTable]]:
+    def _ordered(self) -> list[tuple[int, AggregateState]]:
         return sorted(self.panes.items())
 
     def _sealed(self, exports: list[tuple[int, pa.Table]]) -> pa.Table:
-        tables = [self.empty.export(np.empty(0, dtype=np.int64))]
+        tables = [self.empty.snapshot()]
         panes = [np.empty(0, dtype=np.int64)]
         for pane, table in exports:
             tables.append(table)
@@ -212,9 +201,7 @@ class WindowedAggregate:
         return pa.schema([*plan.keys, *bounds, *plan.result_fields])
 
     def state_schema(self, *schemas: pa.Schema) -> pa.Schema:
-        plan = self._plan(schemas[0])
-        marks = [pa.field(GROUP, pa.uint16()), pa.field(DELETED, pa.bool_())]
-        return pa.schema([*marks, *plan.keys, *plan.fields, pa.field(PANE, pa.int64())])
+        return self._plan(schemas[0]).sealed_schema.append(pa.field(PANE, pa.int64()))
 
     def new_state(self, key_groups: int, *schemas: pa.Schema) -> WindowState:
         lateness_us = microseconds(self.lateness)
@@ -228,9 +215,10 @@ class WindowedAggregate:
         keys = table.select(self.keys)
         panes = self._panes(table)
         if len(panes) and panes.min() == panes.max():
-            hashes = hash_keys(keys, self.keys)  # one pane, the usual case: nothing to tell apart
+            hashes = hash_keys(table, plan.grouped_by)  # one pane, as usual: nothing to tell apart
         else:
-            hashes = hash_keys(with_columns(keys, {PANE: pa.array(panes)}), (*self.keys, PANE))
+            marked = with_columns(table, {PANE: pa.array(panes)})
+            hashes = hash_keys(marked, (*plan.grouped_by, PANE))
         groups = group_rows(*hashes)
         if groups.members is not None:
             keys = keys.take(pa.array(groups.firsts))
@@ -250,7 +238,7 @@ class WindowedAggregate:
 
     def _updates(
         self, state: WindowState, table: pa.Table, watermark: int | None
-    ) -> tuple[tuple[tuple[int, Update], ...], int]:
+    ) -> tuple[tuple[tuple[int, AggregateUpdate], ...], int]:
         """The change of every pane that is still in an open window, and the rows lost."""
         keys = canonical_table(table.select(self.keys))
         first, second = hash_keys(keys, self.keys)
@@ -263,14 +251,10 @@ class WindowedAggregate:
             late += len(lost) * int(counts[rows].sum())
             if len(lost) == len(starts):
                 continue
-            merged = merge(
-                state.pane(pane),
-                state.plan.parts,
-                (first[rows], second[rows]),
-                pick(keys, rows),
-                {name: column[rows] for name, column in arriving.items()},
-            )
-            updates.append((pane, merged.update))
+            own = {name: column[rows] for name, column in arriving.items()}
+            hashes = first[rows], second[rows]
+            _, update = state.pane(pane).merge(hashes, pick(keys, rows), own)
+            updates.append((pane, update))
         return tuple(updates), late
 
     def _emit(self, state: WindowState, starts: list[int]) -> pa.Table:
@@ -281,7 +265,7 @@ class WindowedAggregate:
         for start in starts:
             panes = range(start, start + self.window.size_us, self.window.pane_us)
             held = [state.panes[pane] for pane in panes if pane in state.panes]
-            keys, values = _merged_panes(state, held)
+            keys, values = state.empty.united(held)
             columns = {
                 WINDOW_START: pa.repeat(pa.scalar(start, kind), keys.num_rows),
                 WINDOW_END: pa.repeat(pa.scalar(start + self.window.size_us, kind), keys.num_rows),
@@ -347,21 +331,3 @@ def latest(one: int | None, other: int | None) -> int | None:
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)
-
-
-def _merged_panes(state: WindowState, tables: list[KeyedTable]) -> tuple[pa.Table, Columns]:
-    """Keys and values of a window from its panes, in pane and slot order."""
-    slots = [table.live_slots() for table in tables]
-    if len(tables) == 1:
-        return tables[0].rows(slots[0]), tables[0].values(slots[0])
-    held = list(zip(tables, slots, strict=True))
-    hashes = [table.hashes(at) for table, at in held]
-    values = [table.values(at) for table, at in held]
-    merged = merge(
-        state.empty,
-        state.plan.parts,
-        (np.concatenate([h[0] for h in hashes]), np.concatenate([h[1] for h in hashes])),
-        pa.concat_tables([table.rows(at) for table, at in held]),
-        {part.name: np.concatenate([v[part.name] for v in values]) for part in state.plan.parts},
-    )
-    return merged.keys, merged.values
