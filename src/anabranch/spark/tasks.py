@@ -11,6 +11,7 @@ import os
 # One thread: an executor has one core. Set before Polars is first imported in this worker.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
+import gc
 import hashlib
 import pickle
 import struct
@@ -20,6 +21,10 @@ from typing import Any
 from anabranch.node import client
 from anabranch.node.messages import JobSpec
 from anabranch.node.source_task import SourceRequest, run_source_task
+
+# PySpark collects garbage after every task: some 40 ms with all that was imported, far more than
+# a small wave takes. What is here by now is here for good, so keep it out of that.
+gc.freeze()
 
 _LONG = struct.Struct("!q")
 _jobs: dict[bytes, JobSpec] = {}
