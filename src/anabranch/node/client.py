@@ -16,6 +16,7 @@ from anabranch.errors import AnabranchError, ClusterError
 from anabranch.node import wire
 
 START_TIMEOUT_S = 60.0
+MAX_SOCKET_PATH = 100  # Linux takes 108 bytes
 _connections: dict[Path, socket.socket] = {}
 
 
@@ -58,9 +59,12 @@ def socket_path(pid: int) -> Path:
     """One socket per executor process; the start time tells apart two with the same pid."""
     stat = (Path("/proc") / str(pid) / "stat").read_text()
     started = stat.rpartition(")")[2].split()[19]
-    base = Path(tempfile.gettempdir()) / f"anabranch-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    return base / f"{pid}-{started}.sock"
+    name = Path(f"anabranch-{os.getuid()}") / f"{pid}-{started}.sock"
+    path = Path(tempfile.gettempdir()) / name
+    if len(str(path)) > MAX_SOCKET_PATH:
+        path = Path("/tmp") / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def _connect(path: Path) -> socket.socket:

@@ -440,7 +440,6 @@ class JobDriver:
     def _run_slice(self, plan: SlicePlan) -> Event:
         assert self._mapping is not None
         started = time.monotonic()
-        self._last_slice_at = started
         with _explained(f"run slice {plan.number}"):
             tasks, reports = self._runner.run_slice(
                 plan=plan,
@@ -452,7 +451,8 @@ class JobDriver:
                 schema=self._schema,
                 batch=self._batch,
             )
-        seconds = time.monotonic() - started
+        self._last_slice_at = time.monotonic()
+        seconds = self._last_slice_at - started
         progress = summarise(plan, reports, seconds, self._mapping, self._parts.plan)
         self.progress.append(progress)
         for observe in self.on_progress:

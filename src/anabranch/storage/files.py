@@ -38,6 +38,8 @@ def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
                 if sync:
                     os.fsync(file.fileno())
             temporary.replace(path)
+            if sync:
+                sync_directory(path.parent)
         except OSError:
             temporary.unlink(missing_ok=True)  # half a file must not fill the disk further
             raise

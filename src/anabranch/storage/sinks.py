@@ -118,6 +118,10 @@ class Parquet:
 
     path: str
 
+    def __post_init__(self) -> None:
+        # Nodes have working directories of their own: a relative path means the driver's.
+        object.__setattr__(self, "path", str(Path(self.path).absolute()))
+
     def check(self, schema: pa.Schema) -> None:
         if "slice" in schema.names:
             raise TopologyError(
