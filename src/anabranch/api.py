@@ -10,7 +10,10 @@ Nothing runs, and Spark is not needed, until `start` or `run`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +25,7 @@ from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
 from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
+from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.join import WindowJoin
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.windows import Window, WindowedAggregate
@@ -117,10 +121,11 @@ class Topology:
     def run(self, spark: SparkSession, *, checkpoint: str | Path, **options: Any) -> Job:
         """`start`, then wait for the end; raises what ended the job. Options as for `start`."""
         job = self.start(spark, checkpoint=checkpoint, **options)
-        try:
-            job.await_termination()
-        except KeyboardInterrupt:
-            job.stop()
+        with _plain_interrupts():
+            try:
+                job.await_termination()
+            except KeyboardInterrupt:
+                job.stop()
         return job
 
     def _add(self, operator: Operator) -> None:
@@ -252,6 +257,23 @@ class KeyedStream:
         """Cut the stream into event-time windows by the column `time`."""
         return WindowedStream(self, window, time, parse_duration(lateness))
 
+    def deduplicate(
+        self,
+        name: str,
+        *,
+        within: Duration | None = None,
+        time: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """The first row of every key, whole; its repetitions are dropped.
+
+        With `within`, a key may pass again once that much event time, by the column `time`, lies
+        between; what is older than the watermark needs is forgotten. Without, keys are remembered
+        for ever.
+        """
+        kernel = Deduplicate(self.keys, time, None if within is None else parse_duration(within))
+        return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
+
     def join_windows(
         self,
         name: str,
@@ -343,6 +365,19 @@ def describe(topology: Topology) -> str:
             for e in chain.outputs
         ]
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """Ctrl-C as Python has it: PySpark's own handler would first cancel the slice in hand."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _positive_ms(option: str, value: Duration) -> int:

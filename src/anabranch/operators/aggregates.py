@@ -286,6 +286,16 @@ def check_names(names: Sequence[str]) -> None:
             )
 
 
+def check_unreserved(names: Sequence[str], reserved: Sequence[str]) -> None:
+    """Refuse input columns with names that an operator gives to its own."""
+    for name in names:
+        if name in reserved:
+            raise TopologyError(
+                f"column {name!r} has a name this operator needs for itself; rename it",
+                column=name,
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedAggregate:
     """Running aggregates per key; every slice gives the keys it changed, with their new values,

@@ -275,16 +275,7 @@ class WindowedAggregate:
         return pa.concat_tables(tables)
 
     def _panes(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        column = table.column(self.time)
-        if column.null_count:
-            raise OperatorError(
-                f"column {self.time!r} holds event times, and {column.null_count} of "
-                f"{len(column)} rows have none; filter rows without a time out before the window",
-                column=self.time,
-                rows=column.null_count,
-            )
-        panes: npt.NDArray[np.int64] = plain(column) // self.window.pane_us * self.window.pane_us
-        return panes
+        return event_times(table, self.time) // self.window.pane_us * self.window.pane_us
 
     def _rows_column(self) -> str:
         """The combined column that counts rows: a count() among the aggregates serves."""
@@ -295,14 +286,32 @@ class WindowedAggregate:
         return AggregatePlan.bind(self.keys, self.aggregates, schema)
 
     def _time_type(self, schema: pa.Schema) -> pa.DataType:
-        kind = canonical_type(require_column(schema, self.time, "the window's event time"))
-        if not pa.types.is_timestamp(kind):
-            raise TopologyError(
-                f"column {self.time!r} has type {kind}; the event time of a window must be a "
-                "timestamp, so cast it first",
-                column=self.time,
-            )
-        return kind
+        return event_time_type(schema, self.time, "the window's event time")
+
+
+def event_time_type(schema: pa.Schema, column: str, what: str) -> pa.DataType:
+    """The type of an event-time column, or a TopologyError that names what asked for it."""
+    kind = canonical_type(require_column(schema, column, what))
+    if not pa.types.is_timestamp(kind):
+        raise TopologyError(
+            f"column {column!r} has type {kind}; an event time must be a timestamp, so cast it "
+            "first",
+            column=column,
+        )
+    return kind
+
+
+def event_times(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
+    """Event times in microseconds; every row must have one."""
+    times = table.column(column)
+    if times.null_count:
+        raise OperatorError(
+            f"column {column!r} holds event times, and {times.null_count} of {len(times)} rows "
+            "have none; filter rows without a time out first",
+            column=column,
+            rows=times.null_count,
+        )
+    return plain(times)
 
 
 Picked = npt.NDArray[np.int64] | slice
