@@ -19,6 +19,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from anabranch.errors import AnabranchError, ConfigError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.model.plan import Plan, compile_plan
@@ -28,6 +30,7 @@ from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.join import WindowJoin
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
+from anabranch.operators.topk import TopK
 from anabranch.operators.windows import Window, WindowedAggregate
 from anabranch.storage.sinks import Sink
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 Duration = str | timedelta
 DEFAULT_PARALLELISM = 2
+_ALL = "_all"  # a constant column: the key of operators over a whole stream
 
 
 class Topology:
@@ -216,6 +220,15 @@ class Stream:
             raise TopologyError("key_by needs at least one column")
         return KeyedStream(self, tuple(columns))
 
+    def top_k(self, name: str, k: int, *, by: str, descending: bool = True) -> Stream:
+        """The k rows of the whole stream with the largest value of `by`, and their `rank`.
+
+        One partition keeps the ranking; what feeds it sends at most k rows per part and slice.
+        """
+        marked = self.select(f"{name}.all", pl.all(), pl.lit(0, pl.Int8).alias(_ALL))
+        ranking = marked.key_by(_ALL).top_k(name, k, by=by, descending=descending, parallelism=1)
+        return ranking.select(f"{name}.ranking", pl.exclude(_ALL))
+
     def to(self, name: str, sink: Sink) -> None:
         """End the stream in a sink."""
         self.topology._add(Operator(name, Kind.SINK, (self.producers,)))
@@ -272,6 +285,21 @@ class KeyedStream:
         for ever.
         """
         kernel = Deduplicate(self.keys, time, None if within is None else parse_duration(within))
+        return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
+
+    def top_k(
+        self,
+        name: str,
+        k: int,
+        *,
+        by: str,
+        descending: bool = True,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Per key the k rows with the largest value of `by` (the smallest, if not `descending`),
+        ties by first arrival; after a slice, the new ranking (`rank` from 1) of keys whose ranking
+        it changed."""
+        kernel = TopK(self.keys, k, by, descending)
         return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
 
     def join_windows(

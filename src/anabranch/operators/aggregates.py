@@ -130,7 +130,7 @@ class Min:
     column: str
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        return _ordered_type(self.column, "min", require_column(schema, self.column, "min"))
+        return ordered_type(self.column, "min", require_column(schema, self.column, "min"))
 
     def parts(self, name: str, schema: pa.Schema) -> tuple[Part, ...]:
         dtype = storage_dtype(self.result_type(schema))
@@ -150,7 +150,7 @@ class Max:
     column: str
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        return _ordered_type(self.column, "max", require_column(schema, self.column, "max"))
+        return ordered_type(self.column, "max", require_column(schema, self.column, "max"))
 
     def parts(self, name: str, schema: pa.Schema) -> tuple[Part, ...]:
         dtype = storage_dtype(self.result_type(schema))
@@ -198,7 +198,7 @@ def _sum_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
     )
 
 
-def _ordered_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
+def ordered_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
     t = pa.types
     times = t.is_temporal(kind) and not t.is_interval(kind)
     if t.is_integer(kind) or t.is_floating(kind) or times:

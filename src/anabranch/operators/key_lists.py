@@ -1,0 +1,142 @@
+"""Keyed state with several rows per key: a list that is found, and replaced, as a whole.
+
+The rows of a key are numbered from 0 without a hole, and the number is part of a row's identity. A
+list that changes is written anew, so a sealed delta holds every row of the lists it names: loading
+it replaces those lists, and no tombstone is needed. Rows may also be removed from a list's end.
+
+The number is mixed into the lower half of the first hash, which places a row in the index; the
+upper half, which decides the key group, stays that of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.operators.accumulators import plain
+from anabranch.operators.base import DELETED, GROUP
+from anabranch.operators.canonical import canonical_table
+from anabranch.operators.grouping import group_rows
+from anabranch.operators.hashing import Hashes, hash_keys
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+
+NUMBER = "_number"  # int64, position of a row in its key's list
+
+Hashed = tuple[Hashes, Hashes]
+Rows = npt.NDArray[np.int64]
+
+_MIX_LOW, _MIX_SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9FB21C651E98DF25)
+_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Slots to free, then whole lists to write: hashes of their keys, numbers, rows, values."""
+
+    removed: Slots
+    hashes: Hashed
+    numbers: Rows
+    rows: pa.Table
+    values: Columns
+
+
+class KeyLists:
+    """Lists of rows (Arrow) and values (NumPy) by key; keys are columns of the rows."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        rows: pa.Schema,
+        values: Mapping[str, np.dtype[Any]],
+        key_groups: int,
+    ) -> None:
+        self.row_schema = rows
+        self._keys = keys
+        self._value_names = tuple(values)
+        self._table = KeyedTable(rows, {**values, NUMBER: np.dtype(np.int64)}, key_groups)
+
+    def find(self, first: Hashes, second: Hashes) -> tuple[Rows, Slots]:
+        """All rows of distinct keys: (which key, slot), by key and then by number."""
+        owners, slots = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        asking = np.arange(len(first))
+        number = 0
+        while len(asking) and len(self._table):
+            numbers = np.full(len(asking), number)
+            found = self._table.find(*_numbered((first[asking], second[asking]), numbers))
+            hit = found != ABSENT
+            asking = asking[hit]
+            owners.append(asking)
+            slots.append(found[hit])
+            number += 1
+        all_owners, all_slots = np.concatenate(owners), np.concatenate(slots)
+        order = np.argsort(all_owners, kind="stable")
+        return all_owners[order], all_slots[order]
+
+    def rows(self, slots: Slots) -> pa.Table:
+        return self._table.rows(slots)
+
+    def values(self, slots: Slots) -> Columns:
+        return self._table.values(slots)
+
+    def live_slots(self) -> Slots:
+        return self._table.live_slots()
+
+    def apply(self, change: Replacement, dirty: bool = True) -> None:
+        """Freed rows leave no mark: their list is written anew, or the watermark ended them."""
+        self._table.delete(change.removed, dirty=False)
+        if len(change.numbers):
+            values = {**change.values, NUMBER: change.numbers}
+            self._table.add(*_numbered(change.hashes, change.numbers), change.rows, values, dirty)
+
+    def seal(self) -> pa.Table:
+        return self._table.export(self._table.take_dirty())
+
+    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
+        return self._table.export(self._table.live_slots(groups))
+
+    def load(self, table: pa.Table) -> None:
+        """Replace the lists of all keys in the table."""
+        rows = canonical_table(table.select(self.row_schema.names))
+        hashes = hash_keys(rows, self._keys)
+        once = group_rows(*hashes).firsts
+        _, removed = self.find(hashes[0][once], hashes[1][once])
+        values = {name: plain(table.column(name)) for name in self._value_names}
+        numbers = plain(table.column(NUMBER))
+        self.apply(Replacement(removed, hashes, numbers, rows, values), dirty=False)
+
+    def drop(self, groups: Iterable[int]) -> None:
+        self._table.drop(groups)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes
+
+
+def sealed_schema(rows: pa.Schema, values: Mapping[str, np.dtype[Any]]) -> pa.Schema:
+    """What `KeyLists.seal` gives."""
+    marks = [pa.field(GROUP, pa.uint16()), pa.field(DELETED, pa.bool_())]
+    own = [pa.field(name, pa.from_numpy_dtype(dtype)) for name, dtype in values.items()]
+    return pa.schema([*marks, *rows, *own, pa.field(NUMBER, pa.int64())])
+
+
+def positions(sorted_groups: npt.NDArray[Any]) -> Rows:
+    """Given group numbers in runs, the position of every row in its run."""
+    size = len(sorted_groups)
+    starts = np.ones(size, dtype=np.bool_)
+    starts[1:] = sorted_groups[1:] != sorted_groups[:-1]
+    rows = np.arange(size)
+    return rows - np.maximum.accumulate(np.where(starts, rows, 0))
+
+
+def _numbered(hashes: Hashed, numbers: Rows) -> Hashed:
+    number = numbers.astype(np.uint64)
+    low = (hashes[0] + number * _MIX_LOW) << _HALF >> _HALF
+    return (hashes[0] >> _HALF << _HALF) | low, hashes[1] + number * _MIX_SECOND
