@@ -59,17 +59,23 @@ class Files:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.segment = max((root / "ck" / "journal").glob("*.jsonl"), default=None)
+        slices = self.journal()[1] if self.segment else []
+        self.newest = int(slices[-1]["number"]) if slices else 0
 
     def journal(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         assert self.segment is not None
         lines = [line for line in self.segment.read_bytes().split(b"\n") if line]
-        parsed = []
+        parsed: list[dict[str, Any]] = []
         for line in lines:
             try:
                 parsed.append(json.loads(line.partition(b" ")[2]))
             except ValueError:
                 break
         return parsed[0], [*parsed[0]["slices"], *parsed[1:]]
+
+    def is_ahead(self, before: Files, slices: int) -> bool:
+        """Has another life begun, and finished so many slices?"""
+        return self.segment != before.segment and self.newest >= before.newest + slices
 
     def phase(self) -> str:
         head, slices = self.journal()
@@ -110,17 +116,20 @@ def test_killed_twenty_times_and_every_slice_is_right(tmp_path: Path) -> None:
     hits: Counter[str] = Counter()
     with EmbeddedCluster(nodes=2, memory_mb=512) as cluster:
         for _ in range(KILLS):
-            before = Files(tmp_path).segment
+            before = Files(tmp_path)
             process = life(tmp_path, cluster, chance.choice([1, 2]))
+            slices = chance.randint(0, 5)  # to finish before the kill; none: while it restores
             deadline = time.monotonic() + START_TIMEOUT_S
-            while Files(tmp_path).segment in (None, before):
+            while not Files(tmp_path).is_ahead(before, slices):
                 assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
                 assert time.monotonic() < deadline
-                time.sleep(0.005)
-            time.sleep(chance.uniform(0, 2.5))
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.4))
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            hits[Files(tmp_path).phase()] += 1
+            hit = Files(tmp_path).phase()
+            hits[hit] += 1
+            print(f"kill {sum(hits.values())}: {hit}", flush=True)
         last = life(tmp_path, cluster, 2)
         assert last.wait(300) == 0, (tmp_path / "driver.log").read_text()[-3000:]
     for hit, times in hits.most_common():

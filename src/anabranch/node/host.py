@@ -100,6 +100,10 @@ class Host:
             self._partitions[partition] = hosted
         return self._report()
 
+    def close(self) -> None:
+        """The job has ended: what is sealed is still written, then the writer ends too."""
+        self._writer.close()
+
     def poll(self, request: PollRequest) -> NodeReport:
         """A report outside of a slice: written checkpoints above all."""
         self._refuse_older(request.run)
@@ -305,7 +309,7 @@ class CheckpointWriter:
     """One background thread that turns sealed state into durable files, in order."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[Any, ...]] = queue.Queue(MAX_CHECKPOINT_QUEUE)
+        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(MAX_CHECKPOINT_QUEUE)
         self._lock = threading.Lock()
         self._run = 0
         self._written: dict[PartitionId, CheckpointWritten] = {}
@@ -321,6 +325,9 @@ class CheckpointWriter:
         """Queue one partition's sealed state; waits when the disk is far behind."""
         self._queue.put(sealed)
 
+    def close(self) -> None:
+        self._queue.put(None)
+
     def written(self) -> tuple[CheckpointWritten, ...]:
         """The newest durable file per partition; repeated in every report, so none gets lost."""
         with self._lock:
@@ -333,7 +340,10 @@ class CheckpointWriter:
 
     def _work(self) -> None:
         while True:
-            run, root, partition, slice_no, epoch, full, states = self._queue.get()
+            sealed = self._queue.get()
+            if sealed is None:
+                return
+            run, root, partition, slice_no, epoch, full, states = sealed
             path = checkpoint_path(partition, slice_no, epoch)
             failure = None
             try:

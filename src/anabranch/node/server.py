@@ -80,7 +80,9 @@ def _dispatch(
 ) -> tuple[Any, list[Any]]:
     """Every job of the Spark application has a host of its own."""
     if isinstance(request, ForgetRequest):
-        hosts.pop(request.job, None)
+        forgotten = hosts.pop(request.job, None)
+        if forgotten is not None:
+            forgotten.close()
         return None, []
     host = hosts.get(request.job)
     if host is None:

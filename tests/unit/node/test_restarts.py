@@ -11,6 +11,7 @@ from test_local_runs import Comparison, _simple
 
 import anabranch as ab
 from anabranch.errors import ClusterError, ConfigError, StorageError, TopologyError
+from anabranch.model.ids import NodeId
 from anabranch.node.host import Host
 from oracle import Dataflow, Step
 
@@ -176,3 +177,21 @@ def test_hosts_of_two_jobs_do_not_mix(tmp_path: Path) -> None:
     for n in range(3):
         first.feed(one, batch(n))
         second.feed(two, batch(10 * n))
+
+
+def test_a_node_process_starts_and_ends_one_writer_per_job() -> None:
+    """Requests must not start threads, and a forgotten job must not leave one behind."""
+    import threading
+
+    from anabranch.node.messages import ForgetRequest, PollRequest
+    from anabranch.node.server import _dispatch
+
+    hosts: dict[str, Host] = {}
+    before = set(threading.enumerate())
+    for _ in range(5):
+        _dispatch(hosts, PollRequest("job", 1, NodeId("0")), [])
+    (writer,) = set(threading.enumerate()) - before
+    _dispatch(hosts, ForgetRequest("job"), [])
+    writer.join(5)
+    assert not writer.is_alive()
+    assert hosts == {}
