@@ -18,7 +18,7 @@ from anabranch.errors import OperatorError
 from anabranch.model.reports import NodeReport
 
 SLICES = 1_000
-IDLE_S = 65  # Spark ends idle workers after a minute, and has no setting for it
+IDLE_S = 90  # Spark ends workers idle for a minute, looks every ten seconds, has no setting
 
 
 def processes(job: Any) -> dict[str, tuple[int, str]]:
