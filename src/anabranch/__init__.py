@@ -15,6 +15,7 @@ from anabranch.operators.aggregates import Mean as mean  # noqa: N813
 from anabranch.operators.aggregates import Min as min  # noqa: N813
 from anabranch.operators.aggregates import Sum as sum  # noqa: N813
 from anabranch.operators.distinct import CountDistinct as count_distinct  # noqa: N813
+from anabranch.operators.sessions import session
 from anabranch.operators.windows import hopping, tumbling
 from anabranch.storage.sinks import Console, Memory, Parquet
 
@@ -41,6 +42,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "session",
     "sum",
     "tumbling",
 ]

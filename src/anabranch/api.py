@@ -29,6 +29,7 @@ from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.join import WindowJoin
+from anabranch.operators.sessions import Session, SessionAggregate
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
 from anabranch.operators.windows import Window, WindowedAggregate
@@ -266,8 +267,10 @@ class KeyedStream:
         kernel = KeyedAggregate(self.keys, aggregates)
         return self._keyed(name, kernel, (self.stream.producers,), parallelism, precombine)
 
-    def window(self, window: Window, *, time: str, lateness: Duration = "0s") -> WindowedStream:
-        """Cut the stream into event-time windows by the column `time`."""
+    def window(
+        self, window: Window | Session, *, time: str, lateness: Duration = "0s"
+    ) -> WindowedStream:
+        """Cut the stream into event-time windows (tumbling, hopping, session) by column `time`."""
         return WindowedStream(self, window, time, parse_duration(lateness))
 
     def deduplicate(
@@ -355,7 +358,7 @@ class WindowedStream:
     """A keyed stream cut into windows; aggregates are emitted when a window closes."""
 
     keyed: KeyedStream
-    window: Window
+    window: Window | Session
     time: str
     lateness: timedelta
 
@@ -368,9 +371,12 @@ class WindowedStream:
         **aggregates: Aggregate,
     ) -> Stream:
         """One row per key and window, once the watermark has passed the window's end."""
-        kernel = WindowedAggregate(
-            self.keyed.keys, self.time, self.window, aggregates, self.lateness
-        )
+        keys, time, lateness = self.keyed.keys, self.time, self.lateness
+        kernel: SessionAggregate | WindowedAggregate
+        if isinstance(self.window, Session):
+            kernel = SessionAggregate(keys, time, self.window, aggregates, lateness)
+        else:
+            kernel = WindowedAggregate(keys, time, self.window, aggregates, lateness)
         ports = (self.keyed.stream.producers,)
         return self.keyed._keyed(name, kernel, ports, parallelism, precombine)
 

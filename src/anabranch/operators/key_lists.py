@@ -21,7 +21,7 @@ import pyarrow as pa
 from anabranch.operators.accumulators import plain
 from anabranch.operators.base import DELETED, GROUP
 from anabranch.operators.canonical import canonical_table
-from anabranch.operators.grouping import group_rows
+from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes, hash_keys
 from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
 
@@ -83,15 +83,16 @@ class KeyLists:
     def values(self, slots: Slots) -> Columns:
         return self._table.values(slots)
 
-    def live_slots(self) -> Slots:
-        return self._table.live_slots()
-
     def apply(self, change: Replacement, dirty: bool = True) -> None:
-        """Freed rows leave no mark: their list is written anew, or the watermark ended them."""
-        self._table.delete(change.removed, dirty=False)
+        self.remove(change.removed)
         if len(change.numbers):
             values = {**change.values, NUMBER: change.numbers}
             self._table.add(*_numbered(change.hashes, change.numbers), change.rows, values, dirty)
+
+    def remove(self, slots: Slots) -> None:
+        """Free rows, leaving no mark: their list is written anew, or what ended them is known to
+        whoever loads the state (a watermark)."""
+        self._table.delete(slots, dirty=False)
 
     def seal(self) -> pa.Table:
         return self._table.export(self._table.take_dirty())
@@ -125,6 +126,11 @@ def sealed_schema(rows: pa.Schema, values: Mapping[str, np.dtype[Any]]) -> pa.Sc
     marks = [pa.field(GROUP, pa.uint16()), pa.field(DELETED, pa.bool_())]
     own = [pa.field(name, pa.from_numpy_dtype(dtype)) for name, dtype in values.items()]
     return pa.schema([*marks, *rows, *own, pa.field(NUMBER, pa.int64())])
+
+
+def members_of(groups: Groups) -> npt.NDArray[Any]:
+    """The group of every row."""
+    return np.arange(groups.count) if groups.members is None else groups.members
 
 
 def positions(sorted_groups: npt.NDArray[Any]) -> Rows:

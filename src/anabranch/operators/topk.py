@@ -21,13 +21,14 @@ from anabranch.operators.accumulators import Values, plain, storage_dtype, valid
 from anabranch.operators.aggregates import check_unreserved, ordered_type, with_columns
 from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
 from anabranch.operators.canonical import canonical, canonical_table, require_column
-from anabranch.operators.grouping import Groups, group_rows
+from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import check_key_types, hash_keys
 from anabranch.operators.key_lists import (
     NUMBER,
     KeyLists,
     Replacement,
     Rows,
+    members_of,
     positions,
     sealed_schema,
 )
@@ -117,7 +118,7 @@ class TopK:
         groups = group_rows(*hashes)
         keys = hashes[0][groups.firsts], hashes[1][groups.firsts]
         owners, slots = state.lists.find(*keys)
-        members = np.concatenate([owners, _members(groups)])
+        members = np.concatenate([owners, members_of(groups)])
         values = np.concatenate(
             [state.lists.values(slots)[self.by], plain(table.column(self.by))],
             dtype=self._dtype(state),
@@ -172,10 +173,6 @@ def _split(schema: pa.Schema, by: str) -> tuple[pa.Schema, dict[str, np.dtype[An
     """The ranked column is a value, read without touching the rest of the row."""
     rows = schema.remove(schema.get_field_index(by))
     return rows, {by: storage_dtype(schema.field(by).type)}
-
-
-def _members(groups: Groups) -> npt.NDArray[Any]:
-    return np.arange(groups.count) if groups.members is None else groups.members
 
 
 def _typed(values: Values, kind: pa.DataType) -> pa.Array:
