@@ -48,9 +48,6 @@ SETTINGS: dict[str, str] = {
     # Between the JVM and Python workers, TCP with small writes stalls 40 ms on delayed
     # acknowledgements, several times per slice; Unix sockets do not (Spark 4.1 and newer).
     "spark.python.unix.domain.socket.enabled": "true",
-    # A slice goes to Python in few large batches; the byte limit bounds memory for wide rows.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
     # Shuffle files of past waves are freed only after a driver garbage collection (Spark: 30 min).
     "spark.cleaner.periodicGC.interval": "5min",
     # Progress bars would overwrite the terminal several times a second.
