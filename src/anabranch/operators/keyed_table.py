@@ -239,12 +239,16 @@ class KeyedTable:
 
     def _link(self, slots: Slots) -> None:
         """Enter slots into the index: all claim a free place at once, who is overwritten goes on
-        to the next place."""
+        to the next place. The place of a dead slot is free: a key that is deleted and added again
+        and again must not leave a longer and longer chain behind."""
         mask = np.int64(len(self._index) - 1)
         slot = slots.astype(np.int32)
         place = (self._first[slots] & np.uint64(mask)).astype(np.int64)
         while len(slot):
-            free = self._index[place] == ABSENT
+            held = self._index[place]
+            free = held == ABSENT
+            if self._dead:
+                free |= ~self._alive[held]
             self._index[place[free]] = slot[free]
             lost = self._index[place] != slot
             slot, place = slot[lost], place[lost] + 1
