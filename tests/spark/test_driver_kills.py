@@ -27,7 +27,7 @@ from oracle import Dataflow, Step
 
 KILLS = 20
 FILES = 130
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 300
 STEPS = (
     Step("numbers", "source"),
     Step("odd", "filter", ("numbers",), 2),
@@ -109,7 +109,7 @@ def _newest_batch(directory: Path) -> int:
     return max((int(p.name) for p in directory.glob("[0-9]*")), default=-1)
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_killed_twenty_times_and_every_slice_is_right(tmp_path: Path) -> None:
     raw = numbers(tmp_path / "in", files=FILES, rows=20)
     chance = random.Random(20_26)
