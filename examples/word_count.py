@@ -1,6 +1,6 @@
 """G3: words counted in windows of 30 seconds (Source → Splitter → Counter → Sink).
 
-    anabranch run examples.word_count:topology --nodes 3 --checkpoint /tmp/word-count
+anabranch run examples.word_count:topology --nodes 3 --checkpoint /tmp/word-count
 """
 
 from __future__ import annotations
