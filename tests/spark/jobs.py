@@ -55,7 +55,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def run_to_end(topology: ab.Topology, spark: SparkSession, checkpoint: Path, **options: Any) -> Any:
     job = topology.start(spark, checkpoint=checkpoint, available_now=True, **options)
-    assert job.await_termination(120), "the job did not end"
+    assert job.await_termination(240), "the job did not end"
     return job
 
 

@@ -72,7 +72,7 @@ def fail_an_operator(spark: SparkSession, root: Path, data: Any) -> None:
     source.key_by("k").aggregate("count", n=ab.count()).to("out", ab.Memory())
     job = failing.start(spark, checkpoint=root / "failing", available_now=True)
     with pytest.raises(OperatorError, match="no rows, please"):
-        job.await_termination(60)
+        job.await_termination(240)
 
 
 @pytest.mark.timeout(900)

@@ -170,7 +170,7 @@ def test_a_function_that_raises_loses_nothing(spark: SparkSession, tmp_path: Pat
     failing = topology(data(tmp_path), tmp_path / "out", function=fails_on_40)
     job = failing.start(spark, checkpoint=tmp_path / "ck", available_now=True)
     with pytest.raises(OperatorError) as caught:
-        job.await_termination(60)
+        job.await_termination(240)
     message = str(caught.value)
     failed = int(message.removeprefix("slice ").partition(",")[0])
     assert "'mapped'" in message
@@ -215,7 +215,7 @@ def test_a_full_disk_loses_nothing(spark: SparkSession, tmp_path: Path, small_di
 
     job.on_progress(fill)
     with pytest.raises((StorageError, ab.AnabranchError)) as caught:
-        job.await_termination(90)
+        job.await_termination(240)
         pytest.fail("the disk was never full")
     print(caught.value)
     ballast.unlink()
