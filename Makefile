@@ -3,12 +3,13 @@ VENV := .venv
 READY := $(VENV)/.ready
 BENCHMARKS := $(basename $(notdir $(shell grep -l __main__ benchmarks/*.py 2>/dev/null)))
 
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test test-long lint bench
 
 help:
 	@echo "make setup   virtual environment, dependencies and Java (redone when pyproject.toml changes)"
 	@echo "make demo    a stream on an embedded Spark cluster"
 	@echo "make test    lint, tests without Spark, tests on real Spark processes"
+	@echo "make test-long  the same with 20 kills of the driver and 1,000 slices"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   every benchmark in its quick form"
 
@@ -29,6 +30,9 @@ lint: $(READY)
 test: lint
 	$(VENV)/bin/pytest tests --ignore=tests/spark
 	$(VENV)/bin/pytest tests/spark
+
+test-long: export ANABRANCH_LONG_TESTS := 1
+test-long: test
 
 bench: $(READY)
 	@for name in $(BENCHMARKS); do \

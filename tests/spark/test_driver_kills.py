@@ -1,4 +1,4 @@
-"""The driver is killed with SIGKILL twenty times and started again on the same directory; in the
+"""The driver is killed with SIGKILL again and again and started again on the same directory; in the
 end every slice has the rows of an uninterrupted computation, once.
 
 Every life is a process of its own with its own Spark application on one or two nodes, killed
@@ -21,13 +21,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from jobs import numbers, read_output
+from jobs import LONG, numbers, read_output
 
 from anabranch.spark.embedded import EmbeddedCluster
 from oracle import Dataflow, Step
 
-KILLS = 20
-FILES = 130
+KILLS = 20 if LONG else 4
+FILES = 130 if LONG else 40
 START_TIMEOUT_S = 300
 STEPS = (
     Step("numbers", "source"),
@@ -111,7 +111,7 @@ def _newest_batch(directory: Path) -> int:
 
 
 @pytest.mark.timeout(1800)
-def test_killed_twenty_times_and_every_slice_is_right(tmp_path: Path) -> None:
+def test_killed_again_and_again_every_slice_is_right(tmp_path: Path) -> None:
     raw = numbers(tmp_path / "in", files=FILES, rows=20)
     chance = random.Random(20_26)
     hits: Counter[str] = Counter()
@@ -136,7 +136,7 @@ def test_killed_twenty_times_and_every_slice_is_right(tmp_path: Path) -> None:
     for hit, times in hits.most_common():
         print(f"{times:4} kills: {hit}")
     check_output(tmp_path, raw)
-    assert len(hits) >= 4, hits
+    assert len(hits) >= (4 if LONG else 1), hits
 
 
 def check_output(root: Path, raw: pl.DataFrame) -> None:
