@@ -22,7 +22,7 @@ from anabranch.node import client
 from anabranch.node.messages import JobSpec
 from anabranch.node.source_task import SourceRequest, run_source_task
 
-# PySpark collects garbage after every task: some 40 ms with all that was imported, far more than
+# PySpark collects garbage after every task: some 28 ms with all that was imported, far more than
 # a small wave takes. What is here by now is here for good, so keep it out of that.
 gc.freeze()
 
