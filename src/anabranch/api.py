@@ -38,8 +38,9 @@ from anabranch.storage.sinks import Sink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from anabranch.driver.progress import Progress
+    from anabranch.model.recovery import Recovery
     from anabranch.spark.driver import JobDriver
-    from anabranch.spark.progress import Progress
 
 Duration = str | timedelta
 DEFAULT_PARALLELISM = 2
@@ -92,14 +93,18 @@ class Topology:
         checkpoint_interval: Duration = "10s",
         max_rows_per_slice: int | None = None,
         available_now: bool = False,
+        backups: str | Sequence[str] = "all",
     ) -> Job:
         """Start the job and return a handle to it.
 
         `checkpoint` is a directory that the driver and all nodes can reach; started again with
         the same one, the job goes on where it was. `available_now` ends the job when all data
-        that is there now has been processed.
+        that is there now has been processed. `backups` names the operators that keep their output
+        for the recovery of those behind them: "all", "sources" (whose log serves instead) or a
+        list; what is not kept is computed again, which takes longer.
         """
-        from anabranch.spark.driver import JobDriver, JobParts, RunConfig
+        from anabranch.driver.preparing import JobParts, RunConfig
+        from anabranch.spark.driver import JobDriver
 
         if max_rows_per_slice is not None and max_rows_per_slice < 1:
             raise ConfigError(
@@ -118,6 +123,7 @@ class Topology:
             checkpoint_interval_ms=_positive_ms("checkpoint_interval", checkpoint_interval),
             max_rows_per_slice=max_rows_per_slice,
             available_now=available_now,
+            backups=_backups(backups),
         )
         driver = JobDriver(spark, parts, config)
         driver.start()
@@ -178,6 +184,11 @@ class Job:
     def recent_progress(self) -> list[Progress]:
         """The newest slices, oldest first."""
         return list(self._driver.progress)
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """Every recovery of this run; the first one is its start."""
+        return list(self._driver.recoveries)
 
     def on_progress(self, observe: Callable[[Progress], None]) -> None:
         """Call `observe` after every slice, on the driver's thread: be quick."""
@@ -412,6 +423,16 @@ def _plain_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _backups(choice: str | Sequence[str]) -> frozenset[str] | None:
+    if isinstance(choice, str):
+        if choice not in ("all", "sources"):
+            raise ConfigError(
+                f'backups is {choice!r}; give "all", "sources" or a list of operator names'
+            )
+        return None if choice == "all" else frozenset()
+    return frozenset(choice)
 
 
 def _positive_ms(option: str, value: Duration) -> int:

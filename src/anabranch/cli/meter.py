@@ -1,7 +1,6 @@
 """Figures for the live view and the summary, folded from the progress of slices.
 
-Pure: time is handed in. Latency is that of the slice's Spark job; replayed slices count for
-neither rate nor latency, because their rows were counted when they first ran.
+Pure: time is handed in. Latency is that of the slice's Spark job.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anabranch.spark.progress import Progress
+from anabranch.driver.progress import Progress
 
 RATE_WINDOW_MS = 10_000
 LATENCIES_KEPT = 1_000
@@ -32,7 +31,6 @@ class Meter:
     def __init__(self) -> None:
         self.newest: Progress | None = None
         self.slices = 0
-        self.replayed = 0
         self.rows = 0
         self.late_rows = 0
         self.rows_to_sinks = 0
@@ -49,9 +47,6 @@ class Meter:
                 self._fold(progress)
 
     def _fold(self, progress: Progress) -> None:
-        if progress.replay:
-            self.replayed += 1
-            return
         self.slices += 1
         self.rows += progress.rows_in
         self.late_rows += progress.late_rows

@@ -143,8 +143,6 @@ def summarise(meter: Meter, elapsed_s: float) -> str:
         f"slice latency: median {seconds(latency.median)}, p99 {seconds(latency.p99)}",
         f"state: {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}",
     ]
-    if meter.replayed:
-        lines.append(f"restart: {meter.replayed:,} slices replayed")
     return "\n".join(lines)
 
 

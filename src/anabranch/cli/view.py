@@ -84,7 +84,7 @@ def _headline(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
         Text(plan.topology.name, style="bold"),
-        f"slice {newest.slice}" + (" (replay)" if newest.replay else ""),
+        f"slice {newest.slice}",
         Text(f"{meter.rate(now_ms):,.0f} rows/s", style="bold green"),
         f"{meter.rows:,} rows",
     )

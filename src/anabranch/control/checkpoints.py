@@ -20,14 +20,21 @@ def partition_key(partition: PartitionId) -> str:
 
 
 class CheckpointLedger:
-    """The owner of what is durable, per partition."""
+    """The owner of what is durable, per partition.
+
+    A partition's files form a chain: a full one, then deltas. A file belongs to it also when the
+    cut it was sealed for was given up, because the next delta begins where it ended.
+    """
 
     def __init__(self, interval_ms: int, cut: Cut | None, previous: Cut | None) -> None:
         self._interval_ms = interval_ms
         self.cut = cut
         self.previous = previous
+        self._epochs: dict[PartitionId, int] = {}
+        self._chains: dict[PartitionId, list[str]] = {}
+        self._newest: dict[PartitionId, int] = {}  # slice of a chain's last file
         self._sealed: int | None = None  # the cut in flight
-        self._missing: dict[PartitionId, int] = {}  # … and the epochs it waits for
+        self._missing: set[PartitionId] = set()
         self._files: dict[str, list[str]] = {}
         self._groups: dict[str, list[int]] = {}
         self._last_seal_ms: int | None = None
@@ -36,30 +43,55 @@ class CheckpointLedger:
     def in_flight(self) -> bool:
         return self._sealed is not None
 
+    @property
+    def cut_slice(self) -> int:
+        return self.cut.slice if self.cut else 0
+
     def is_due(self, now_ms: int) -> bool:
         """Is it time to seal? The interval starts with the first slice."""
         if self._last_seal_ms is None:
             self._last_seal_ms = now_ms
         return not self.in_flight and now_ms - self._last_seal_ms >= self._interval_ms
 
+    def installed(self, partitions: Iterable[PartitionId], mapping: Mapping) -> None:
+        """These partitions have new owners, which begin with a full checkpoint. A cut that still
+        waits for one of them is given up; the next one is due at once."""
+        for partition in partitions:
+            self._chains[partition], self._newest[partition] = [], 0
+            if partition in self._missing:
+                self._sealed, self._missing = None, set()
+                self._last_seal_ms = (self._last_seal_ms or 0) - self._interval_ms
+        self._epochs = {p: o.epoch for p, o in mapping.owners.items()}
+
     def sealed(self, slice_no: int, mapping: Mapping, now_ms: int) -> None:
         """Every partition sealed at `slice_no`; wait for their files."""
         self._sealed = slice_no
-        self._missing = {p: o.epoch for p, o in mapping.owners.items()}
         self._last_seal_ms = now_ms
-        known = self.cut.files if self.cut else {}
-        keys = [partition_key(p) for p in self._missing]
-        self._files = {k: list(known.get(k, [])) for k in keys}
         self._groups = {c: list(g) for c, g in mapping.groups.items()}
+        self._missing = set(self._epochs)
+        self._files = {}
+        for partition in self._epochs:
+            if self._newest.get(partition) == slice_no:  # reported before the slice was run again
+                self._has_file(partition)
+
+    def _has_file(self, partition: PartitionId) -> None:
+        self._missing.discard(partition)
+        self._files[partition_key(partition)] = list(self._chains[partition])
 
     def written(self, reports: Iterable[CheckpointWritten]) -> Cut | None:
         """Take in written files; the new cut, when this completes it."""
-        for report in reports:
-            if report.slice != self._sealed or self._missing.get(report.partition) != report.epoch:
-                continue  # late, repeated, or from an owner that was replaced
-            key = partition_key(report.partition)
-            self._files[key] = ([] if report.full else self._files[key]) + [report.path]
-            del self._missing[report.partition]
+        for report in sorted(reports, key=lambda r: r.slice):
+            partition = report.partition
+            if (
+                self._epochs.get(partition) != report.epoch
+                or report.slice <= self._newest[partition]
+            ):
+                continue  # from an owner that was replaced, or repeated
+            chain = [] if report.full else self._chains[partition]
+            self._chains[partition] = [*chain, report.path]
+            self._newest[partition] = report.slice
+            if report.slice == self._sealed:
+                self._has_file(partition)
         if self._sealed is None or self._missing:
             return None
         self.previous, self.cut = self.cut, Cut(self._sealed, self._files, self._groups)

@@ -1,22 +1,25 @@
 """The control plane of one run: a state machine from events to commands.
 
-It decides which slice runs next and with which time and mapping, when a slice has happened, what
-a restart replays and when to checkpoint. It owns the frontier of every partition (its next slice,
-its epoch) and refuses, as a broken invariant, any report that contradicts it.
+It decides which slice runs next and with which time and mapping, when a slice has happened, when
+to checkpoint, and what is restored and replayed when partitions are lost. It owns the frontier of
+every partition (its next slice, its epoch) and refuses, as a broken invariant, any report that
+contradicts it.
 
-Phases: waiting for nodes → installing partitions → replaying journalled slices → running →
-stopping (a last slice seals a checkpoint) → ended.
+A start is the recovery of all partitions from what the journal says. A loss is the recovery of
+the lost ones, after which the slice that was cut short runs again: partitions that had applied it
+repeat their output, nothing rolls back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from anabranch.control.checkpoints import CheckpointLedger, partition_key
-from anabranch.control.watermark import WatermarkTracker
+from anabranch.control.checkpoints import CheckpointLedger
+from anabranch.control.ledger import SliceLedger
+from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.errors import (
     AnabranchError,
     ClusterError,
@@ -25,16 +28,17 @@ from anabranch.errors import (
     StorageError,
 )
 from anabranch.model.commands import (
+    AwaitNodes,
     Command,
     ExposeSlice,
     FailRun,
     FinishBatch,
     FinishRun,
-    InstallPartitions,
     PollNodes,
+    RecoverPartitions,
     RunSlice,
     TrimStorage,
-    WriteCut,
+    WriteHead,
     WriteSlice,
 )
 from anabranch.model.events import (
@@ -42,17 +46,22 @@ from anabranch.model.events import (
     Event,
     Idled,
     NodesJoined,
+    NodesLost,
     NodesPolled,
-    PartitionsInstalled,
+    PartitionsRecovered,
     RestoreFailed,
     SliceRan,
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, place
+from anabranch.model.mapping import Mapping, place, reassign
 from anabranch.model.plan import Plan
-from anabranch.model.reports import NodeReport, SourceReport
+from anabranch.model.recovery import RecoveryPlan
+from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord
+
+# Tries in a row without a slice between them: a state that kills every node it meets.
+MAX_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class ControlConfig:
     checkpoint_interval_ms: int = 10_000
     # Event-time delay per source that declares an event time.
     watermark_delays_us: MappingOf[str, int] = field(default_factory=dict)
+    # Chains that keep their output until no recovery needs it; None: all of them.
+    backups: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +83,7 @@ class Past:
     previous: Cut | None = None
     slices: tuple[SliceRecord, ...] = ()  # after the previous cut, in order
     epochs: MappingOf[PartitionId, int] = field(default_factory=dict)
-    groups: MappingOf[str, tuple[int, ...]] = field(default_factory=dict)  # of the cut
-    parallelism: MappingOf[str, int] = field(default_factory=dict)  # declared, at the cut
+    groups: MappingOf[str, tuple[int, ...]] = field(default_factory=dict)
     rescaled: frozenset[str] = frozenset()  # chains whose declared parallelism is another now
     mapping_version: int = 0
     generation: int = 0  # of the driver that wrote the journal last
@@ -82,11 +92,10 @@ class Past:
 class Phase(Enum):
     """What the run is doing."""
 
-    WAITING = auto()
-    INSTALLING = auto()
-    REPLAYING = auto()
+    WAITING = auto()  # for a node
+    RECOVERING = auto()
     RUNNING = auto()
-    STOPPING = auto()
+    STOPPING = auto()  # a last slice seals a checkpoint
     ENDED = auto()
 
 
@@ -98,33 +107,32 @@ class Controller:
         self.frontier: dict[PartitionId, int] = {}
         self.mapping: Mapping | None = None
         self._plan = plan
+        self._config = config
         self._past = past
         self._generation = past.generation + 1
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
-        self._watermark = WatermarkTracker(config.watermark_delays_us)
-        self._records: list[SliceRecord] = list(past.slices)  # after the previous cut
-        for record in past.slices:
-            self._watermark.resume(record.watermark_us)
-            self._watermark.observe(record.max_time_us, record.batch_end)
-        self._to_replay: list[SliceRecord] = []
-        self._running: SlicePlan | None = None
+        self._slices = SliceLedger(config.watermark_delays_us, past.slices)
+        self._nodes: list[NodeId] = []
         self._incarnations: dict[NodeId, str] = {}
+        self._backed_from: dict[PartitionId, int] = {}  # first slice whose output is kept
+        self._running: SlicePlan | None = None
+        self._again: SlicePlan | None = None  # was cut short, runs next
+        self._lost: frozenset[PartitionId] = frozenset()  # not recovered yet
+        self._recovery: RecoveryPlan | None = None
+        self._parts: list[tuple[SliceRecord, ...]] = []  # of the recovery, still to replay
+        self._tries = 0  # to recover or to run, since the last slice
         self._waiting_batch: int | None = None
         self._stop_asked = False
 
     @property
     def newest(self) -> SliceRecord | None:
         """The newest slice that has happened."""
-        return self._records[-1] if self._records else None
+        return self._slices.newest
 
     @property
-    def watermark_us(self) -> int | None:
-        return self._watermark.watermark_us
-
-    @property
-    def previous_cut(self) -> Cut | None:
-        """The cut before the newest: what a restart falls back on."""
-        return self._checkpoints.previous
+    def cut(self) -> Cut | None:
+        """What a restart begins with."""
+        return self._checkpoints.cut
 
     def handle(self, event: Event) -> list[Command]:
         """One event in, the commands it causes out."""
@@ -132,9 +140,11 @@ class Controller:
             return []
         match event:
             case NodesJoined():
-                return self._on_nodes(event.nodes)
-            case PartitionsInstalled():
-                return self._on_installed(event)
+                return self._on_joined(event)
+            case NodesLost():
+                return self._on_lost(event)
+            case PartitionsRecovered():
+                return self._on_recovered(event)
             case RestoreFailed():
                 return self._on_restore_failed(event)
             case BatchArrived():
@@ -150,65 +160,171 @@ class Controller:
                 self._stop_asked = True
                 return self._go_on(event.now_ms)
 
-    # -- start and restart ---------------------------------------------------------------------
+    # -- start and recovery --------------------------------------------------------------------
 
-    def _on_nodes(self, nodes: Sequence[NodeId]) -> list[Command]:
-        if self.phase is not Phase.WAITING:
-            return []  # later arrivals serve the next placement
-        past = self._past
-        kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
-        self.mapping = place(self._plan, nodes, past.mapping_version + 1, past.epochs, kept)
-        self.phase = Phase.INSTALLING
-        return self._install()
+    def _on_joined(self, event: NodesJoined) -> list[Command]:
+        self._nodes += [n for n in event.nodes if n not in self._nodes]
+        if self.phase is not Phase.WAITING or not self._nodes:
+            return []  # spare nodes take over what is lost next
+        if self.mapping is None:
+            past = self._past
+            kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
+            version = past.mapping_version + 1
+            self.mapping = place(self._plan, self._nodes, version, past.epochs, kept)
+            return self._recover(frozenset(self.mapping.owners), self.mapping)
+        return self._reassign(frozenset())
 
-    def _install(self) -> list[Command]:
-        """Restore every partition from the newest cut that has not proved unreadable."""
+    def _on_lost(self, event: NodesLost) -> list[Command]:
+        self._nodes = [n for n in self._nodes if n not in event.nodes]
+        self._interrupt(event.logged)
+        if self.mapping is None:
+            return []
+        hosted = (p for p, o in self.mapping.owners.items() if o.node in event.nodes)
+        for node in event.nodes:
+            self._incarnations.pop(node, None)
+        return self._reassign(frozenset(hosted)) or self._go_on(event.now_ms)
+
+    def _on_replaced(self, nodes: Iterable[NodeId], logged: int | None) -> list[Command]:
+        """The node processes of these nodes are new ones: usable, but empty."""
         assert self.mapping is not None
-        start = self._cut_slice + 1
-        self.frontier = dict.fromkeys(self.mapping.owners, start)
-        restore = {p: self._files_of(p) for p in self.mapping.owners}
-        return [InstallPartitions(self.mapping, restore, start)]
+        found = frozenset(nodes)
+        self._interrupt(logged)
+        for node in found:
+            self._incarnations.pop(node, None)
+        return self._reassign(
+            frozenset(p for p, o in self.mapping.owners.items() if o.node in found)
+        )
+
+    def _interrupt(self, logged: int | None) -> None:
+        """The slice in hand did not happen; it runs again after the recovery.
+
+        With all its rows in the log, some node may have applied it: exactly these rows come
+        again. Otherwise none has seen any, and the batch is read anew into another log.
+        """
+        plan, self._running = self._running, None
+        if plan is None:
+            return
+        if plan.feed is Feed.LIVE and logged is not None:
+            plan = replace(plan, feed=Feed.LOG, source_tasks=logged)
+        elif plan.feed is Feed.LIVE:
+            plan = replace(plan, attempt=plan.attempt + 1)
+        self._again = plan
+
+    def _reassign(self, lost: frozenset[PartitionId]) -> list[Command]:
+        """Give every partition that is lost by now to a living node; [] when none is."""
+        assert self.mapping is not None
+        self._lost |= lost
+        if not self._lost and set(self.mapping.nodes) <= set(self._nodes):
+            return []
+        if not self._plan.repeatable:
+            # Rows produced once more may be others: everything goes back to the cut together.
+            self._lost = frozenset(self.mapping.owners)
+        if not self._nodes:
+            self.phase = Phase.WAITING
+            return [AwaitNodes()]
+        if not self._may_try_again():
+            names = ", ".join(map(str, sorted(self._lost)))
+            return self._fail(
+                ClusterError(
+                    f"{names} was lost {MAX_TRIES} times in a row before another slice could "
+                    "run; look at the executors' logs (out of memory?), then start the job again "
+                    "with the same checkpoint directory"
+                )
+            )
+        return self._recover(self._lost, reassign(self.mapping, self._lost, self._nodes))
+
+    def _may_try_again(self) -> bool:
+        self._tries += 1
+        return self._tries <= MAX_TRIES
+
+    def _recover(self, lost: frozenset[PartitionId], mapping: Mapping) -> list[Command]:
+        """Restore `lost` from the newest cut that has not proved unreadable, and replay."""
+        self.phase = Phase.RECOVERING
+        self.mapping, self._lost = mapping, lost
+        cut = self._checkpoints.cut
+        start = self._checkpoints.cut_slice + 1
+        self.frontier |= dict.fromkeys(lost, start)
+        self._checkpoints.installed(lost, mapping)
+        self._parts = list(in_parts(self._slices.after(start - 1)))
+        first = self._parts.pop(0)
+        self._recovery = plan_recovery(
+            self._plan,
+            mapping,
+            lost,
+            cut,
+            [r.plan(mapping.version) for r in first],
+            lambda p: self._has_backups(p, start),
+        )
+        self._backed_from |= dict.fromkeys(lost, start)
+        return [self._head(), RecoverPartitions(self._recovery)]
+
+    def _has_backups(self, partition: PartitionId, first: int) -> bool:
+        backups = self._config.backups
+        chosen = backups is None or partition.chain in backups
+        return chosen and self._backed_from[partition] <= first
+
+    def _head(self) -> WriteHead:
+        assert self.mapping is not None
+        # Partitions that this run does not have may come back: their epochs must not repeat.
+        epochs = dict(self._past.epochs) | {p: o.epoch for p, o in self.mapping.owners.items()}
+        ledger = self._checkpoints
+        records = tuple(self._slices.records)
+        return WriteHead(ledger.cut, ledger.previous, records, self.mapping, epochs)
 
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
         """A torn checkpoint is skipped: the cut before it and a longer replay give the same."""
         if self._checkpoints.cut is not None:
             self._checkpoints.fall_back()
-            first = self._records[0].number if self._records else 1
-            if first <= self._cut_slice + 1:
-                return self._install()
-        self.phase = Phase.ENDED
-        return [FailRun(event.error)]
+            if self._slices.reaches(self._checkpoints.cut_slice):
+                return self._reassign(frozenset())
+        return self._fail(event.error)
 
-    def _files_of(self, partition: PartitionId) -> tuple[str, ...]:
-        """The checkpoint files with this partition's key groups, each old partition's in order."""
+    def _on_recovered(self, event: PartitionsRecovered) -> list[Command]:
+        plan = self._recovery
+        if plan is None or self.mapping is None:
+            raise InvariantError("a recovery was reported while none was running")
+        replaced = self._replaced(event.reports)
+        if replaced:
+            return self._on_replaced(replaced, None)
+        when = f"replay of slices {plan.first} to {plan.next_slice - 1}"
+        error = _first_failure(event.reports, when, plan.next_slice - 1)
+        if error is None and plan.reads_log:
+            error = self._slices.refuse_incomplete(plan.slices, event.reports)
+        if error is not None:
+            return self._fail(error)
+        if _lacking(event.reports):
+            return self._reassign(frozenset())
+        self._advance(event.reports, plan.next_slice, plan.restored)
+        if self._parts:
+            part = self._parts.pop(0)
+            slices = tuple(r.plan(self.mapping.version) for r in part)
+            self._recovery = replace(plan, slices=slices, part=plan.part + 1)
+            return [RecoverPartitions(self._recovery)]
+        self._recovery, self._lost = None, frozenset()
+        self.phase = Phase.RUNNING
+        return self._on_reports(event.reports) + self._go_on(event.now_ms)
+
+    def _replaced(self, reports: Sequence[NodeReport]) -> list[NodeId]:
+        """Nodes whose process is another one than before: it has lost its partitions."""
         assert self.mapping is not None
-        cut = self._checkpoints.cut
-        if cut is None or partition.chain not in cut.groups:
-            return ()
-        old, mine = cut.groups[partition.chain], self.mapping.groups[partition.chain]
-        owners = sorted({o for o, m in zip(old, mine, strict=True) if m == partition.index})
-        keys = [partition_key(PartitionId(partition.chain, o)) for o in owners]
-        return tuple(f for k in keys for f in cut.files.get(k, ()))
-
-    def _on_installed(self, event: PartitionsInstalled) -> list[Command]:
-        self._to_replay = [r for r in self._past.slices if r.number > self._cut_slice]
-        self.phase = Phase.REPLAYING
-        return self._go_on(event.now_ms)
+        found = {r.node: r.incarnation for r in reports}
+        return [
+            n
+            for n in self.mapping.nodes
+            if found.get(n) != self._incarnations.setdefault(n, found.get(n, ""))
+        ]
 
     # -- choosing the next slice ---------------------------------------------------------------
 
     def _go_on(self, now_ms: int) -> list[Command]:
         """The next step whenever no slice is running."""
-        if self._running is not None:
+        if self._running is not None or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
-        if self.phase is Phase.REPLAYING:
-            if self._to_replay:
-                return self._replay(self._to_replay.pop(0))
-            self.phase = Phase.RUNNING
+        if self._again is not None:
+            plan, self._again = self._again, None
+            return self._run(plan)
         if self.phase is Phase.STOPPING:
             return self._stop_step()
-        if self.phase is not Phase.RUNNING:
-            return []
         newest = self.newest
         if newest and newest.chunks_left:
             return self._start(Feed.LOG, newest.batch, newest.source_tasks, now_ms)
@@ -229,26 +345,25 @@ class Controller:
             return []
         if self._waiting_batch is not None:
             return []
-        newest = self.newest
-        if newest and newest.watermark_us != self._watermark.watermark_us:
+        if self._slices.time_has_moved:
             return self._start(Feed.NONE, None, 0, now_ms)
         if self._checkpoints.in_flight:
             return [PollNodes()]
-        if newest and newest.number > self._cut_slice and self._checkpoints.is_due(now_ms):
+        if self._uncut and self._checkpoints.is_due(now_ms):
             return self._start(Feed.NONE, None, 0, now_ms)
         return []
 
     @property
-    def _cut_slice(self) -> int:
-        return self._checkpoints.cut.slice if self._checkpoints.cut else 0
+    def _uncut(self) -> bool:
+        """Are there slices that no checkpoint covers?"""
+        return self.newest is not None and self.newest.number > self._checkpoints.cut_slice
 
     def _stop_step(self, now_ms: int | None = None) -> list[Command]:
         """Close what the watermark allows, seal the last slice, wait for its files, end."""
         newest = self.newest
         if self._checkpoints.in_flight:
             return [PollNodes()]
-        behind = newest is not None and newest.watermark_us != self._watermark.watermark_us
-        if newest is not None and (newest.number > self._cut_slice or behind):
+        if newest is not None and (self._uncut or self._slices.time_has_moved):
             when = now_ms if now_ms is not None else newest.processing_ms
             return self._start(Feed.NONE, None, 0, when, seal=True)
         self.phase = Phase.ENDED
@@ -257,39 +372,27 @@ class Controller:
     def _start(
         self, feed: Feed, batch: int | None, source_tasks: int, now_ms: int, seal: bool = False
     ) -> list[Command]:
-        assert self.mapping is not None
         newest = self.newest
-        number = (newest.number if newest else 0) + 1
-        generation = newest.generation if newest and feed is Feed.LOG else self._generation
-        self._running = SlicePlan(
-            number=number,
-            feed=feed,
-            batch=batch,
-            source_tasks=source_tasks,
-            watermark_us=self._watermark.watermark_us,
-            processing_ms=now_ms,
-            mapping=self.mapping.version,
-            seal=(seal or self._checkpoints.is_due(now_ms)) and not self._checkpoints.in_flight,
-            replay=False,
-            generation=generation,
+        logged = newest if feed is Feed.LOG else None  # a further slice of the same batch
+        return self._run(
+            SlicePlan(
+                number=self._slices.next_slice,
+                feed=feed,
+                batch=batch,
+                source_tasks=source_tasks,
+                watermark_us=self._slices.watermark_us,
+                processing_ms=now_ms,
+                mapping=0,
+                seal=(seal or self._checkpoints.is_due(now_ms)) and not self._checkpoints.in_flight,
+                generation=logged.generation if logged else self._generation,
+                attempt=logged.attempt if logged else 0,
+            )
         )
-        return [RunSlice(self._running)]
 
-    def _replay(self, record: SliceRecord) -> list[Command]:
+    def _run(self, plan: SlicePlan) -> list[Command]:
         assert self.mapping is not None
-        self._running = SlicePlan(
-            number=record.number,
-            feed=Feed.NONE if record.feed == Feed.NONE.value else Feed.LOG,
-            batch=record.batch,
-            source_tasks=record.source_tasks,
-            watermark_us=record.watermark_us,
-            processing_ms=record.processing_ms,
-            mapping=self.mapping.version,
-            seal=False,
-            replay=True,
-            generation=record.generation,
-        )
-        return [RunSlice(self._running)]
+        self._running = replace(plan, mapping=self.mapping.version)
+        return [RunSlice(self._running, self._checkpoints.replay_from - 1)]
 
     # -- after a slice -------------------------------------------------------------------------
 
@@ -300,136 +403,81 @@ class Controller:
                 f"slice {event.number} was reported while {plan and plan.number} was running",
                 slice=event.number,
             )
-        error = (
-            _first_failure(event.reports, f"slice {plan.number}", plan.number)
-            or self._lost_node(event.reports, plan.number)
-            or (self._incomplete_log(plan, event.reports) if plan.replay else None)
-        )
+        replaced = self._replaced(event.reports)
+        if replaced:
+            return self._on_replaced(replaced, event.source_tasks)
+        error = _first_failure(event.reports, f"slice {plan.number}", plan.number)
         if error is not None:
-            self.phase = Phase.ENDED
-            return [FailRun(error)]
+            return self._fail(error)
+        lacking = _lacking(event.reports)
+        if lacking:
+            return self._run_again(plan, event, lacking)
         self._running = None
-        self._advance(event.reports, plan.number)
-        commands: list[Command] = []
-        if not plan.replay:
-            commands += self._commit(plan, event)
+        self._tries = 0
+        assert self.mapping is not None
+        self._advance(event.reports, plan.number + 1, frozenset(self.mapping.owners))
+        commands = self._commit(plan, event)
         if plan.seal:
-            assert self.mapping is not None
             self._checkpoints.sealed(plan.number, self.mapping, plan.processing_ms)
-        commands += self._on_reports(event.reports)
-        return commands + self._go_on(event.now_ms)
+        return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)
+
+    def _run_again(
+        self, plan: SlicePlan, event: SliceRan, lacking: MappingOf[PartitionId, str]
+    ) -> list[Command]:
+        """Some partition could not run, though no node is known to be lost: packets were."""
+        if not self._may_try_again():
+            partition, why = next(iter(lacking.items()))
+            return self._fail(
+                ClusterError(
+                    f"slice {plan.number}: {partition} lacked input {MAX_TRIES} times ({why}); "
+                    "start the job again with the same checkpoint directory, nothing committed "
+                    "is lost",
+                    slice=plan.number,
+                )
+            )
+        self._interrupt(event.source_tasks)
+        lost = frozenset(p for r in event.reports for p in r.not_hosted)
+        return self._reassign(lost) or self._go_on(event.now_ms)
 
     def _on_poll(self, event: NodesPolled) -> list[Command]:
         """What goes wrong between slices (a full disk, a lost node) must end the waiting too."""
+        replaced = self._replaced(event.reports)
+        if replaced:
+            return self._on_replaced(replaced, None)
         newest = self.newest.number if self.newest else 0
-        error = _first_failure(event.reports, f"after slice {newest}", newest) or self._lost_node(
-            event.reports, newest
-        )
+        error = _first_failure(event.reports, f"after slice {newest}", newest)
         if error is not None:
-            self.phase = Phase.ENDED
-            return [FailRun(error)]
+            return self._fail(error)
         return self._on_reports(event.reports) + self._go_on(event.now_ms)
 
-    def _lost_node(self, reports: Sequence[NodeReport], number: int) -> AnabranchError | None:
-        """A node process that was replaced has lost its partitions, and its name with them."""
+    def _advance(
+        self, reports: Sequence[NodeReport], upto: int, partitions: frozenset[PartitionId]
+    ) -> None:
+        """Move the frontier of these partitions; each must be exactly there."""
         assert self.mapping is not None
-        found = {r.node: r.incarnation for r in reports}
-        for node in dict.fromkeys(o.node for o in self.mapping.owners.values()):
-            known = self._incarnations.setdefault(node, found.get(node, ""))
-            if found.get(node) != known:
-                return ClusterError(
-                    f"slice {number}: the process of node {node} was lost with its partitions; "
-                    "start the job again with the same checkpoint directory, nothing committed is "
-                    "lost",
-                    slice=number,
-                )
-        return None
-
-    def _incomplete_log(
-        self, plan: SlicePlan, reports: Sequence[NodeReport]
-    ) -> AnabranchError | None:
-        """A replay must read as many rows as the journal says the slice had."""
-        record = next(r for r in self._records if r.number == plan.number)
-        read = _rows_by_source({s.partition: s for r in reports for s in r.sources}.values())
-        for source in sorted({*read, *record.rows}):
-            found, wanted = read.get(source, 0), record.rows.get(source, 0)
-            if found != wanted:
-                return StorageError(
-                    f"the source log of slice {plan.number} has {found} rows of source "
-                    f"{source!r}, the journal says {wanted}; restore the directory from a copy, "
-                    "or start with a new checkpoint directory",
-                    slice=plan.number,
-                )
-        return None
-
-    def _advance(self, reports: Sequence[NodeReport], number: int) -> None:
-        """Move every partition's frontier; each must have applied exactly this slice."""
-        assert self.mapping is not None
+        behind = set(partitions)
         for report in reports:
             for partition, state in report.partitions.items():
-                owner = self.mapping.owners.get(partition)
-                if owner is None or state.epoch != owner.epoch:
+                if partition not in behind:
+                    continue
+                if state.epoch != self.mapping.owners[partition].epoch:
                     continue  # an owner that was replaced
-                if state.next_slice != number + 1 or self.frontier[partition] != number:
+                if state.next_slice != upto or self.frontier[partition] > upto:
                     raise InvariantError(
-                        f"{partition} reports next slice {state.next_slice} after slice {number}; "
+                        f"{partition} reports next slice {state.next_slice} instead of {upto}; "
                         f"its frontier was {self.frontier[partition]}",
                         partition=str(partition),
                     )
-                self.frontier[partition] = number + 1
-        behind = [str(p) for p, nxt in self.frontier.items() if nxt != number + 1]
+                self.frontier[partition] = upto
+                behind.discard(partition)
         if behind:
-            raise InvariantError(f"after slice {number} no report came from {', '.join(behind)}")
+            names = ", ".join(map(str, sorted(behind)))
+            raise InvariantError(f"before slice {upto} no report came from {names}")
 
     def _commit(self, plan: SlicePlan, event: SliceRan) -> list[Command]:
-        sources = [s for r in event.reports for s in r.sources]
-        seen = {s.partition for s in sources}
-        if plan.feed is not Feed.NONE and len(seen) != event.source_tasks:
-            raise InvariantError(
-                f"slice {plan.number} was read by {event.source_tasks} source tasks, "
-                f"{len(seen)} reported"
-            )
-        unique = {s.partition: s for s in sources}.values()
-        latest: dict[str, int] = {}
-        for s in unique:
-            for name, t in s.max_time_us.items():
-                latest[name] = max(t, latest.get(name, t))
-        if plan.feed is Feed.LIVE:
-            chunks_left = max((s.chunks for s in unique), default=1) - 1
-        else:
-            newest = self.newest
-            chunks_left = max(newest.chunks_left - 1, 0) if newest else 0
-        self._watermark.observe(latest, chunks_left == 0)
-        previous = self.newest
-        staged = tuple(
-            sorted(
-                {(s.sink, s.writer): s for r in event.reports for s in r.staged}.values(),
-                key=lambda s: (s.sink, s.writer),
-            )
-        )
-        files: dict[str, list[str]] = {}
-        for out in staged:
-            if out.path is not None:
-                files.setdefault(out.sink, []).append(out.path)
-        record = SliceRecord(
-            number=plan.number,
-            feed=plan.feed.value,
-            # Slices without rows keep the newest batch, so that a restart knows it.
-            batch=plan.batch if plan.batch is not None else (previous.batch if previous else None),
-            batch_end=chunks_left == 0,
-            source_tasks=event.source_tasks,
-            chunks_left=chunks_left,
-            watermark_us=plan.watermark_us,
-            processing_ms=plan.processing_ms,
-            mapping=plan.mapping,
-            generation=plan.generation,
-            max_time_us=self._watermark.latest_us,
-            rows=_rows_by_source(unique),
-            staged=files,
-        )
-        self._records.append(record)
+        record, staged = self._slices.commit(plan, event.source_tasks, event.reports)
         commands: list[Command] = [WriteSlice(record), ExposeSlice(record, staged)]
-        if plan.batch is not None and chunks_left == 0:
+        if plan.batch is not None and record.batch_end:
             commands.append(FinishBatch(plan.batch))
             self._waiting_batch = None
         return commands
@@ -439,23 +487,13 @@ class Controller:
         cut = self._checkpoints.written(c for r in reports for c in r.checkpoints)
         if cut is None:
             return []
-        assert self.mapping is not None
         start = self._checkpoints.replay_from
-        self._records = [r for r in self._records if r.number >= start]
-        # Partitions that this run does not have may come back: their epochs must not repeat.
-        epochs = dict(self._past.epochs) | {p: o.epoch for p, o in self.mapping.owners.items()}
-        return [
-            WriteCut(cut, tuple(self._records), self.mapping, epochs),
-            TrimStorage(start, self._checkpoints.keep_files),
-        ]
+        self._slices.trim(start)
+        return [self._head(), TrimStorage(start, self._checkpoints.keep_files)]
 
-
-def _rows_by_source(reports: Iterable[SourceReport]) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    for report in reports:
-        for name, n in report.rows.items():
-            rows[name] = rows.get(name, 0) + n
-    return rows
+    def _fail(self, error: AnabranchError) -> list[Command]:
+        self.phase = Phase.ENDED
+        return [FailRun(error)]
 
 
 def _first_failure(reports: Sequence[NodeReport], when: str, number: int) -> AnabranchError | None:
@@ -463,7 +501,7 @@ def _first_failure(reports: Sequence[NodeReport], when: str, number: int) -> Ana
     failures = [f for r in reports for f in r.failures]
     if failures:
         first = failures[0]
-        cls = StorageError if first.kind == "storage" else OperatorError
+        cls = OperatorError if first.kind == "operator" else StorageError
         operator = f", operator {first.operator!r}" if first.operator else ""
         return cls(
             f"{when}{operator} ({first.where}): {first.message}",
@@ -471,18 +509,13 @@ def _first_failure(reports: Sequence[NodeReport], when: str, number: int) -> Ana
             slice=number,
             detail=first.detail,
         )
-    lost = [p for r in reports for p in r.not_hosted]
-    if lost:
-        return ClusterError(
-            f"slice {number}: {', '.join(map(str, lost))} lost with its node process; start the "
-            "job again with the same checkpoint directory, nothing committed is lost",
-            slice=number,
-        )
-    for report in reports:
-        for partition, why in report.incomplete.items():
-            return ClusterError(
-                f"slice {number}: {partition} on node {report.node} lacked input ({why}); start "
-                "the job again with the same checkpoint directory, nothing committed is lost",
-                slice=number,
-            )
     return None
+
+
+def _lacking(reports: Sequence[NodeReport]) -> dict[PartitionId, str]:
+    """Partitions that could not run, and why."""
+    found: dict[PartitionId, str] = {}
+    for report in reports:
+        found |= report.incomplete
+        found |= dict.fromkeys(report.not_hosted, "it is not there")
+    return found

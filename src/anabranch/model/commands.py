@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import PartitionId
 from anabranch.model.mapping import Mapping
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Staged
 from anabranch.model.slices import Cut, SlicePlan, SliceRecord
 
 
 @dataclass(frozen=True, slots=True)
-class InstallPartitions:
-    """Give every node its partitions, restored from these checkpoint files."""
+class RecoverPartitions:
+    """Install partitions and bring them up to the others, as one Spark job."""
 
-    mapping: Mapping
-    restore: MappingOf[PartitionId, tuple[str, ...]]
-    next_slice: int
+    plan: RecoveryPlan
 
 
 @dataclass(frozen=True, slots=True)
 class RunSlice:
-    """Run one slice on every node, as one Spark job."""
+    """Run one slice on every node, as one Spark job. Backups up to `trim` are not needed."""
 
     plan: SlicePlan
+    trim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,13 @@ class ExposeSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteCut:
-    """Make a completed checkpoint the one a restart begins with, and start a new journal file.
+class WriteHead:
+    """Begin a new journal file: the cuts a restart begins with, the slices after the older one,
+    the mapping and every epoch ever given out. Written before anything of it is used."""
 
-    `carried` are the slices after the cut before it: what a restart may have to replay.
-    """
-
-    cut: Cut
-    carried: tuple[SliceRecord, ...]
+    cut: Cut | None
+    previous: Cut | None
+    slices: tuple[SliceRecord, ...]
     mapping: Mapping
     epochs: MappingOf[PartitionId, int]
 
@@ -76,6 +75,11 @@ class FinishBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitNodes:
+    """No node is left: wait until one joins."""
+
+
+@dataclass(frozen=True, slots=True)
 class PollNodes:
     """Ask every node for a report without running a slice (checkpoints in flight)."""
 
@@ -93,13 +97,14 @@ class FinishRun:
 
 
 Command = (
-    InstallPartitions
+    RecoverPartitions
     | RunSlice
     | WriteSlice
     | ExposeSlice
-    | WriteCut
+    | WriteHead
     | TrimStorage
     | FinishBatch
+    | AwaitNodes
     | PollNodes
     | FailRun
     | FinishRun

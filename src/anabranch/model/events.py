@@ -18,16 +18,30 @@ class NodesJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionsInstalled:
-    """Every node holds the mapping and the restored state of its partitions."""
+class NodesLost:
+    """Nodes are gone for good; what ran when they went was cancelled.
 
-    mapping: int
+    `logged` is the number of source tasks of the slice that was running, if all of them had
+    logged their rows; None otherwise: then no node has seen any of them.
+    """
+
+    nodes: tuple[NodeId, ...]
+    reason: str
+    logged: int | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRecovered:
+    """A recovery, or a part of it, ended and every node of its mapping reported."""
+
+    reports: tuple[NodeReport, ...]
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFailed:
-    """A node could not read a checkpoint file; no partition was installed anywhere for good."""
+    """A node could not read a checkpoint file: the recovery it belongs to did not happen."""
 
     error: AnabranchError
     now_ms: int
@@ -75,7 +89,8 @@ class StopRequested:
 
 Event = (
     NodesJoined
-    | PartitionsInstalled
+    | NodesLost
+    | PartitionsRecovered
     | RestoreFailed
     | BatchArrived
     | SliceRan

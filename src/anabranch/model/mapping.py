@@ -7,8 +7,8 @@ whatever carries a smaller one is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,15 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """`groups[chain][g]` is the partition of key group g; `owners` says where partitions live."""
+    """`groups[chain][g]` is the partition of key group g; `owners` says where partitions live.
+
+    `nodes` are those a wave runs on: the owners, or any one where there are no partitions.
+    """
 
     version: int
     groups: MappingOf[str, tuple[int, ...]]
     owners: MappingOf[PartitionId, Ownership]
+    nodes: tuple[NodeId, ...]
 
     def hosted_by(self, node: NodeId) -> dict[PartitionId, int]:
         """The partitions of a node and their epochs."""
@@ -72,4 +76,30 @@ def place(
             partition = PartitionId(chain.name, index)
             node = nodes[len(owners) % len(nodes)]
             owners[partition] = Ownership(node, epochs.get(partition, 0) + 1)
-    return Mapping(version, routing, owners)
+    return Mapping(version, routing, owners, _nodes_of(owners, nodes))
+
+
+def _nodes_of(
+    owners: MappingOf[PartitionId, Ownership], nodes: Sequence[NodeId]
+) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(o.node for o in owners.values())) or (nodes[0],)
+
+
+def reassign(mapping: Mapping, lost: Iterable[PartitionId], nodes: Sequence[NodeId]) -> Mapping:
+    """Give lost partitions new owners among `nodes`, the others stay: fewest partitions of the
+    same chain first, then fewest at all. Every lost partition's epoch rises."""
+    gone = frozenset(lost)
+    owners = {p: o for p, o in mapping.owners.items() if p not in gone}
+    total = dict.fromkeys(nodes, 0)
+    of_chain: dict[tuple[NodeId, str], int] = {}
+    for partition, owner in owners.items():
+        total[owner.node] = total.get(owner.node, 0) + 1
+        key = (owner.node, partition.chain)
+        of_chain[key] = of_chain.get(key, 0) + 1
+    for partition in sorted(gone):
+        node = min(nodes, key=lambda n: (of_chain.get((n, partition.chain), 0), total[n]))
+        owners[partition] = Ownership(node, mapping.owners[partition].epoch + 1)
+        total[node] += 1
+        of_chain[(node, partition.chain)] = of_chain.get((node, partition.chain), 0) + 1
+    owners = {p: owners[p] for p in mapping.owners}
+    return Mapping(mapping.version + 1, mapping.groups, owners, _nodes_of(owners, nodes))

@@ -66,6 +66,12 @@ class Plan:
     def node_chains(self) -> tuple[Chain, ...]:
         return tuple(c for c in self.chains if not c.is_source)
 
+    @cached_property
+    def repeatable(self) -> bool:
+        """Does a replay give the same rows? Source chains do not count: their rows are logged."""
+        ops = self.topology.by_name
+        return all(ops[o].deterministic for c in self.node_chains for o in c.operators)
+
     @property
     def waves(self) -> int:
         """Number of waves after the source wave; at least one, which brings the reports."""

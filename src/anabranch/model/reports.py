@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from anabranch.model.ids import NodeId, PartitionId
 
@@ -22,6 +21,7 @@ class PartitionReport:
     packet_bytes: int = 0
     state_rows: int = 0
     state_bytes: int = 0
+    backup_bytes: int = 0
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ class Failure:
     operator: str
     message: str
     detail: str
-    kind: str = "operator"  # or "storage"
+    kind: str = "operator"  # or "storage", or "restore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,10 @@ class NodeReport:
     sources: tuple[SourceReport, ...] = ()
     staged: tuple[Staged, ...] = ()
     checkpoints: tuple[CheckpointWritten, ...] = ()
+    # Of a recovery: rows read from the log, by slice and source task and source.
+    replayed: Mapping[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
+    restore_s: float = 0.0
+    disk_full: bool = False  # backups could not be moved to disk: they stay in memory
     pid: int = 0
     memory_bytes: int = 0
     cpu_s: float = 0.0  # of the node process since its start
-    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ class Feed(Enum):
     """Where the rows of a slice come from."""
 
     LIVE = "live"  # a batch of the Spark query, logged on the way
-    LOG = "log"  # the source log: later slices of a large batch, and every replay
+    LOG = "log"  # the source log: later slices of a large batch, and a slice that is run again
     NONE = "none"  # no rows: time moves, windows close, checkpoints are sealed
 
 
@@ -28,9 +28,9 @@ class SlicePlan:
     processing_ms: int
     mapping: int
     seal: bool  # seal a checkpoint after this slice
-    replay: bool  # outputs are already committed: do not stage them again
-    # The driver that logs the rows; a replay names the one that did.
+    # Which log the rows are in: the driver that wrote it, and its try at reading the batch.
     generation: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,26 @@ class SliceRecord:
     processing_ms: int
     mapping: int
     generation: int = 0
+    attempt: int = 0
     max_time_us: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     # Per sink, the staged files to expose.
     staged: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def plan(self, mapping: int) -> SlicePlan:
+        """The slice as it is replayed: the same inputs, from the log."""
+        return SlicePlan(
+            number=self.number,
+            feed=Feed.NONE if self.feed == Feed.NONE.value else Feed.LOG,
+            batch=self.batch,
+            source_tasks=self.source_tasks,
+            watermark_us=self.watermark_us,
+            processing_ms=self.processing_ms,
+            mapping=mapping,
+            seal=False,
+            generation=self.generation,
+            attempt=self.attempt,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -42,6 +42,8 @@ class Operator:
     keeps_columns: bool = False
     # Shrink rows before the shuffle (KEYED only); off, the receiver does it.
     precombine: bool = True
+    # False: the same rows may give another result when they are processed again.
+    deterministic: bool = True
 
     @property
     def producers(self) -> tuple[str, ...]:

@@ -2,47 +2,43 @@
 
 `wave` takes the blobs that arrived for a node and returns one blob per destination node. What it
 cannot run it says ("not hosted", "incomplete", a failure) and goes on: an answer, never a crash,
-and never half an input for a later wave.
+and never half an input for a later wave. `recover` does the same for a recovery: several slices
+at once, for the partitions that are rebuilt only.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import queue
-import threading
+import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anabranch.errors import AnabranchError, InvariantError
+from anabranch.errors import AnabranchError, InvariantError, StorageError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping
 from anabranch.model.plan import Edge
-from anabranch.model.reports import (
-    CheckpointWritten,
-    Failure,
-    NodeReport,
-    PartitionReport,
-    SourceReport,
-    Staged,
-)
+from anabranch.model.recovery import RecoveryPlan
+from anabranch.model.reports import Failure, NodeReport, PartitionReport, SourceReport, Staged
+from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainError
-from anabranch.node.messages import InstallRequest, JobSpec, PollRequest, WaveRequest
+from anabranch.node.checkpoint_writer import CheckpointWriter
+from anabranch.node.messages import JobSpec, PollRequest, RecoverRequest, WaveRequest
 from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
-from anabranch.node.partition import Output, Partition
+from anabranch.node.partition import Output, Partition, spill
 from anabranch.operators.base import SliceTime
-from anabranch.storage.checkpoint_files import checkpoint_path, write_checkpoint
 
-MAX_CHECKPOINT_QUEUE = 256  # sealed partitions that wait for the disk; more would fill memory
+BACKUP_MEMORY_BYTES = 256 << 20  # backups of a node above this go to its local disk
+Answer = tuple[list[list[Any]], NodeReport | None]
 
 
 class SliceNotes:
-    """What a node has to report about the slice in flight."""
+    """What a node has to report about the slice, or the recovery, in hand."""
 
     def __init__(self, slice_no: int) -> None:
         self.slice = slice_no
@@ -52,6 +48,8 @@ class SliceNotes:
         self.failures: dict[tuple[str, str], Failure] = {}
         self.sources: dict[int, SourceReport] = {}
         self.staged: dict[tuple[str, str], Staged] = {}
+        self.replayed: dict[tuple[int, int], Any] = {}
+        self.restore_s = 0.0
 
     def forget(self, partition: PartitionId) -> None:
         """A wave that is run again answers anew for its partitions."""
@@ -59,90 +57,45 @@ class SliceNotes:
         self.not_hosted.pop(partition, None)
         self.failures = {k: f for k, f in self.failures.items() if k[0] != str(partition)}
 
+    @property
+    def problems(self) -> bool:
+        return bool(self.incomplete or self.not_hosted or self.failures)
+
 
 class Host:
-    """Everything a node process owns. One thread calls it; checkpoints are written by another."""
+    """Everything a node process owns for one job. One thread calls it; another one writes
+    checkpoints."""
 
-    def __init__(self) -> None:
+    def __init__(self, spill_directory: Path | None = None) -> None:
         self.incarnation = uuid.uuid4().hex
+        self._driver = ""
         self._run = 0
         self._node = NodeId("")
         self._job: JobSpec | None = None
         self._mapping: Mapping | None = None
         self._partitions: dict[PartitionId, Partition] = {}
+        self._shadows: dict[PartitionId, Partition] = {}
+        self._recovery = (0, 0)  # the newest one installed: version of its mapping, its part
+        self._recovering = False  # … until the first wave of a slice after it
         self._inbox = Inbox()
+        self._floor = 0  # packets of slices below are late
         self._edges: dict[int, Edge] = {}
         self._routes: dict[tuple[int, tuple[NodeId, ...]], Route] = {}
         self._notes = SliceNotes(0)
-        self._sealed = 0  # the newest slice at which a checkpoint was sealed
         self._writer = CheckpointWriter()
-
-    # -- requests ------------------------------------------------------------------------------
-
-    def install(self, request: InstallRequest) -> NodeReport:
-        """Take over partitions; whatever an older driver left is dropped."""
-        self._refuse_older(request.run)
-        self._run, self._node, self._mapping = request.run, request.node, request.mapping
-        self._job = pickle.loads(request.spec)
-        self._partitions = {}
-        self._inbox = Inbox()
-        self._edges = {e.id: e for p in self._job.programs.values() for e in p.chain.inputs}
-        self._routes = {}
-        self._notes = SliceNotes(request.next_slice - 1)
-        self._sealed = 0
-        self._writer.begin(request.run)
-        for partition, epoch in request.mapping.hosted_by(request.node).items():
-            groups = request.mapping.groups[partition.chain]
-            owned = {g: p == partition.index for g, p in enumerate(groups)}
-            program = self._job.programs[partition.chain]
-            hosted = Partition(partition, epoch, program, request.next_slice)
-            hosted.restore(Path(self._job.root), request.restore.get(partition, ()), owned)
-            self._partitions[partition] = hosted
-        return self._report()
+        self._spill_directory = spill_directory or Path(tempfile.gettempdir()) / self.incarnation
+        self._disk_full = False
 
     def close(self) -> None:
         """The job has ended: what is sealed is still written, then the writer ends too."""
         self._writer.close()
+        for partition in self._partitions.values():
+            partition.forget()
 
     def poll(self, request: PollRequest) -> NodeReport:
         """A report outside of a slice: written checkpoints above all."""
         self._refuse_older(request.run)
         return self._report()
-
-    def wave(self, request: WaveRequest, blobs: Sequence[Any]) -> tuple[list[list[Any]], Any]:
-        """Run one wave; returns a blob (as buffers) per destination node, and the last wave's
-        report or None. A call of an earlier slice comes from a task that nobody waits for any
-        more: it changes nothing."""
-        self._refuse_older(request.run)
-        if request.plan.number < self._notes.slice:
-            return [encode_blob([]) for _ in request.nodes], None
-        if request.plan.number > self._notes.slice:
-            self._notes = SliceNotes(request.plan.number)
-        for partition in self._partitions.values():
-            partition.confirm(request.confirmed)
-        self._inbox.drop(request.confirmed)
-        for blob in blobs:
-            self._receive(blob)
-        bundles: list[list[Bundle]] = [[] for _ in request.nodes]
-        if self._job is not None and self._mapping is not None:
-            for partition_id in self._expected_partitions(request.depth):
-                for destination, bundle in self._advance(partition_id, request):
-                    bundles[destination].append(bundle)
-        here = request.nodes.index(request.node)
-        for bundle in bundles[here]:
-            self._deliver(bundle)  # to a partition of this node: no shuffle
-        bundles[here] = []
-        outgoing = [encode_blob(b) for b in bundles]
-        if not request.last:
-            return outgoing, None
-        if (
-            request.plan.seal
-            and self._partitions
-            and not self._problems
-            and self._sealed < request.plan.number
-        ):
-            self._seal(request.plan.number)
-        return [], self._report()
 
     def _refuse_older(self, run: int) -> None:
         if run < self._run:
@@ -150,87 +103,92 @@ class Host:
                 f"a driver of generation {run} spoke to a node owned by generation {self._run}"
             )
 
-    # -- one partition, one slice --------------------------------------------------------------
+    # -- a wave of a slice ---------------------------------------------------------------------
 
-    def _expected_partitions(self, depth: int) -> list[PartitionId]:
+    def wave(self, request: WaveRequest, blobs: Sequence[Any]) -> Answer:
+        """Run one wave; returns a blob (as buffers) per destination node, and the last wave's
+        report or None. A call of an earlier slice or mapping comes from a task that nobody waits
+        for any more: it changes nothing."""
+        self._refuse_older(request.run)
+        plan = request.plan
+        current = self._mapping is not None and self._mapping.version == plan.mapping
+        if not current or plan.number < self._notes.slice:
+            return _nothing(request.nodes), self._report() if request.last else None
+        if plan.number > self._notes.slice:
+            self._notes = SliceNotes(plan.number)
+        self._recovering = False
+        self._shadows.clear()
+        self._floor = plan.number
+        for partition in self._partitions.values():
+            partition.confirm(request.confirmed, request.trim)
+        self._inbox.drop(request.confirmed)
+        for blob in blobs:
+            self._receive(blob)
+        sent: list[tuple[int, Bundle]] = []
+        for pid in self._expected(request.depth):
+            hosted = self._hosted(pid)
+            output = self._apply(hosted, plan, request) if hosted is not None else None
+            if hosted is not None and output is not None and self._stage(hosted, output):
+                self._notes.partitions[pid] = output.report
+                sent += list(self._route(hosted, output, request.nodes))
+        outgoing = self._send(sent, request.node, request.nodes)
+        if not request.last:
+            return outgoing, None
+        if plan.seal and not self._notes.problems:
+            self._seal(plan.number)
+        self._spill(request.confirmed)
+        return outgoing, self._report()
+
+    def _hosted(self, pid: PartitionId) -> Partition | None:
+        self._notes.forget(pid)
+        partition = self._partitions.get(pid)
+        if partition is None:
+            self._notes.not_hosted[pid] = None
+        return partition
+
+    def _expected(self, depth: int) -> list[PartitionId]:
         """The partitions the mapping gives to this node at one depth."""
         assert self._mapping is not None
         assert self._job is not None
         mine = self._mapping.hosted_by(self._node)
         return [p for p in mine if self._job.programs[p.chain].chain.depth == depth]
 
-    def _advance(self, pid: PartitionId, request: WaveRequest) -> list[tuple[int, Bundle]]:
-        """Apply the slice to one partition, or note why not; its bundles per destination."""
-        self._notes.forget(pid)
-        partition = self._partitions.get(pid)
-        if partition is None:
-            self._notes.not_hosted[pid] = None
-            return []
-        plan = request.plan
+    def _apply(
+        self, partition: Partition, plan: SlicePlan, request: WaveRequest | RecoverRequest
+    ) -> Output | None:
+        """Apply the slice to one partition, or note why not."""
+        pid = partition.id
         edges = [e.id for e in partition.program.chain.inputs]
         if not partition.has_applied(plan.number):
+            lacking = None
             if partition.next_slice != plan.number:
-                self._notes.incomplete[pid] = (
-                    f"it is at slice {partition.next_slice}, not {plan.number}"
-                )
-                return []
-            counts = {e: self._sources_of(e, request) for e in edges}
-            lacking = self._inbox.missing(plan.number, counts)
+                lacking = f"it is at slice {partition.next_slice}, not {plan.number}"
+            else:
+                tasks = request.source_tasks if isinstance(request, WaveRequest) else None
+                counts = {e: self._sources_of(e, plan, tasks) for e in edges}
+                lacking = self._inbox.missing(plan.number, counts)
             if lacking:
                 self._notes.incomplete[pid] = lacking
-                return []
+                return None
         when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms)
         try:
             packets = self._inbox.packets(plan.number, edges, pid.index)
-            output = partition.apply(when, packets)
-            if not plan.replay:
-                self._stage(partition, output)
+            return partition.apply(when, packets)
         except ChainError as e:
             self._notes.failures[(str(pid), e.operator)] = e.failure(str(pid))
-            return []
-        except AnabranchError as e:
-            failure = Failure(str(pid), "", e.message, repr(e), kind="storage")
-            self._notes.failures[(str(pid), "")] = failure
-            return []
-        self._notes.partitions[pid] = output.report
-        return self._route(partition, output, request)
+        return None
 
-    def _sources_of(self, edge: int, request: WaveRequest) -> int:
+    def _sources_of(self, edge: int, plan: SlicePlan, live_tasks: int | None) -> int:
         """How many source partitions an edge has under the mapping of the slice."""
         assert self._job is not None
         assert self._mapping is not None
         source = self._edges[edge].source
         if self._job.programs[source].chain.is_source:
-            return request.source_tasks
+            return plan.source_tasks if live_tasks is None else live_tasks
         return max(self._mapping.groups[source]) + 1
 
-    def _route(
-        self, partition: Partition, output: Output, request: WaveRequest
-    ) -> list[tuple[int, Bundle]]:
-        routed = []
-        for edge in partition.program.chain.outputs:
-            bundles = cut(
-                output.edges[edge.id],
-                self._route_of(edge, request),
-                len(request.nodes),
-                edge.id,
-                output.slice,
-                partition.id.index,
-                partition.epoch,
-            )
-            routed += list(enumerate(bundles))
-        return routed
-
-    def _route_of(self, edge: Edge, request: WaveRequest) -> Route:
-        assert self._job is not None
-        assert self._mapping is not None
-        key = (edge.id, request.nodes)
-        if key not in self._routes:
-            self._routes[key] = route_of(edge, self._mapping, request.nodes, self._job.key_groups)
-        return self._routes[key]
-
-    def _stage(self, partition: Partition, output: Output) -> None:
-        """Put the slice's sink rows aside, once."""
+    def _stage(self, partition: Partition, output: Output) -> bool:
+        """Put the slice's sink rows aside, once; False when storage refused."""
         assert self._job is not None
         for name, table in output.sinks.items():
             key = (name, str(partition.id))
@@ -238,9 +196,186 @@ class Host:
                 # Source tasks call themselves source-N; an operator may be named "source".
                 writer = f"part-{partition.id.chain}-{partition.id.index}"
                 sink = self._job.sinks[name]
-                self._notes.staged[key] = sink.stage(name, table, output.slice, self._run, writer)
+                try:
+                    staged = sink.stage(name, table, output.slice, self._run, writer)
+                except AnabranchError as e:
+                    failure = Failure(str(partition.id), "", e.message, repr(e), kind="storage")
+                    self._notes.failures[(str(partition.id), "")] = failure
+                    return False
+                self._notes.staged[key] = staged
+        return True
+
+    # -- a wave of a recovery ------------------------------------------------------------------
+
+    def recover(self, request: RecoverRequest, blobs: Sequence[Any]) -> Answer:
+        """Rebuild partitions over several slices; the first wave installs them."""
+        self._refuse_older(request.run)
+        plan = request.plan
+        key = (plan.mapping.version, plan.part)
+        is_new = request.driver != self._driver or key > self._recovery
+        if request.depth == 1 and is_new:
+            try:
+                self._begin(request)
+            except StorageError as e:
+                self._notes = SliceNotes(plan.next_slice - 1)
+                failure = Failure(str(request.node), "", e.message, repr(e), kind="restore")
+                self._notes.failures[(str(request.node), "")] = failure
+        current = (self._driver, self._recovery) == (request.driver, key)
+        if not current or not self._recovering:  # a call that nobody waits for any more
+            return _nothing(request.nodes), self._report() if request.last else None
+        for blob in blobs:
+            self._receive(blob)
+        sent: list[tuple[int, Bundle]] = []
+        assert self._job is not None
+        for pid in self._expected(request.depth):
+            if pid in plan.restored:
+                partition = self._hosted(pid)
+                if partition is not None:
+                    sent += list(self._rebuild(partition, request))
+                    self._note_rebuilt(partition)
+            elif pid in plan.senders:
+                sent += list(self._resend(pid, request))
+        for pid, shadow in self._shadows.items():
+            if self._job.programs[pid.chain].chain.depth == request.depth:
+                sent += list(self._rebuild(shadow, request))
+        outgoing = self._send(sent, request.node, request.nodes)
+        return outgoing, self._report() if request.last else None
+
+    def _begin(self, request: RecoverRequest) -> None:
+        """Take over what the mapping gives to this node. Partitions it keeps are not touched;
+        on an error nothing has changed."""
+        plan = request.plan
+        if plan.part > 0:
+            for partition in self._rebuilt(plan):
+                partition.confirm(plan.first - 1, 0)
+            self._inbox.drop(plan.first - 1)
+        else:
+            self._install(request)
+        self._floor = plan.first
+        restore_s = self._notes.restore_s
+        self._notes = SliceNotes(plan.next_slice - 1)
+        self._notes.restore_s = restore_s
+        self._recovery, self._recovering = (plan.mapping.version, plan.part), True
+
+    def _rebuilt(self, plan: RecoveryPlan) -> list[Partition]:
+        mine = [self._partitions[p] for p in plan.restored if p in self._partitions]
+        return [*mine, *self._shadows.values()]
+
+    def _install(self, request: RecoverRequest) -> None:
+        plan, started = request.plan, time.monotonic()
+        if request.driver != self._driver or self._job is None:
+            if request.spec is None:
+                raise InvariantError("a node was asked to recover a job it does not know")
+            job = pickle.loads(request.spec)
+            kept: dict[PartitionId, Partition] = {}
+        else:
+            job = self._job
+            kept = self._partitions
+        mine = plan.mapping.hosted_by(request.node)
+        kept = {p: x for p, x in kept.items() if mine.get(p) == x.epoch}
+        taken = {
+            p: self._restored(job, plan, p, epoch)
+            for p, epoch in mine.items()
+            if p not in kept and p in plan.restored
+        }
+        shadows = {p: self._restored(job, plan, p, mine[p]) for p in plan.shadows if p in mine}
+        for pid, partition in self._partitions.items():
+            if pid not in kept:
+                partition.forget()
+        if request.driver != self._driver:
+            self._writer.begin(request.run)
+        self._driver, self._run, self._node, self._mapping, self._job = (
+            request.driver, request.run, request.node, plan.mapping, job,
+        )  # fmt: skip
+        self._partitions, self._shadows = kept | taken, shadows
+        self._inbox, self._routes = Inbox(), {}
+        self._edges = {e.id: e for p in job.programs.values() for e in p.chain.inputs}
+        self._notes.restore_s = time.monotonic() - started
+
+    @staticmethod
+    def _restored(job: JobSpec, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> Partition:
+        backs_up = job.backups is None or pid.chain in job.backups
+        partition = Partition(pid, epoch, job.programs[pid.chain], plan.cut + 1, backs_up)
+        groups = plan.mapping.groups[pid.chain]
+        owned = {g: p == pid.index for g, p in enumerate(groups)}
+        partition.restore(Path(job.root), plan.files.get(pid, ()), owned)
+        return partition
+
+    def _rebuild(
+        self, partition: Partition, request: RecoverRequest
+    ) -> Iterator[tuple[int, Bundle]]:
+        for plan in request.plan.slices:
+            output = self._apply(partition, plan, request)
+            if output is None:
+                return
+            yield from self._route(partition, output, request.nodes, request.plan)
+
+    def _note_rebuilt(self, partition: Partition) -> None:
+        last = partition.outputs.get(partition.next_slice - 1)
+        report = PartitionReport(partition.next_slice, partition.epoch)
+        self._notes.partitions[partition.id] = last.report if last else report
+
+    def _resend(self, pid: PartitionId, request: RecoverRequest) -> Iterator[tuple[int, Bundle]]:
+        """The backups of a healthy partition, for those that are rebuilt."""
+        partition = self._hosted(pid)
+        if partition is None:
+            return
+        for plan in request.plan.slices:
+            output = partition.outputs.get(plan.number)
+            if output is None:
+                self._notes.incomplete[pid] = f"it has no backup of slice {plan.number}"
+                return
+            yield from self._route(partition, output, request.nodes, request.plan)
 
     # -- packets -------------------------------------------------------------------------------
+
+    def _route(
+        self,
+        partition: Partition,
+        output: Output,
+        nodes: tuple[NodeId, ...],
+        recovery: RecoveryPlan | None = None,
+    ) -> Iterator[tuple[int, Bundle]]:
+        """The output as bundles, with the index of the node each one goes to."""
+        for edge in partition.program.chain.outputs:
+            only: Collection[int] | None = None
+            if recovery is not None:
+                only = {p.index for p in recovery.rebuilt if p.chain == edge.target}
+                if not only:
+                    continue
+            yield from enumerate(
+                cut(
+                    output.edges[edge.id],
+                    self._route_of(edge, nodes),
+                    len(nodes),
+                    edge.id,
+                    output.slice,
+                    partition.id.index,
+                    partition.epoch,
+                    only,
+                )
+            )
+
+    def _route_of(self, edge: Edge, nodes: tuple[NodeId, ...]) -> Route:
+        assert self._job is not None
+        assert self._mapping is not None
+        key = (edge.id, nodes)
+        if key not in self._routes:
+            self._routes[key] = route_of(edge, self._mapping, nodes, self._job.key_groups)
+        return self._routes[key]
+
+    def _send(
+        self, sent: list[tuple[int, Bundle]], node: NodeId, nodes: tuple[NodeId, ...]
+    ) -> list[list[Any]]:
+        """One blob per node; what is for a partition of this one stays here."""
+        bundles: list[list[Bundle]] = [[] for _ in nodes]
+        here = nodes.index(node)
+        for destination, bundle in sent:
+            if destination == here:
+                self._deliver(bundle)
+            else:
+                bundles[destination].append(bundle)
+        return [encode_blob(b) for b in bundles]
 
     def _receive(self, blob: Any) -> None:
         bundles, facts = decode_blob(blob)
@@ -250,6 +385,7 @@ class Host:
             self._notes.sources.update((s.partition, s) for s in facts.sources)
             self._notes.staged.update(((s.sink, s.writer), s) for s in facts.staged)
             self._notes.failures.update(((f.where, f.operator), f) for f in facts.failures)
+            self._notes.replayed.update(facts.replayed)
 
     def _deliver(self, bundle: Bundle) -> None:
         """Keep a bundle, unless an owner that was replaced sent it or its slice is past."""
@@ -257,7 +393,7 @@ class Host:
         if (
             edge is not None
             and bundle.epoch == self._epoch_of(edge, bundle.source)
-            and bundle.slice >= self._notes.slice
+            and bundle.slice >= self._floor
         ):
             self._inbox.add(bundle)
 
@@ -266,25 +402,37 @@ class Host:
         owner = self._mapping.owners.get(PartitionId(edge.source, source))
         return owner.epoch if owner is not None else self._run
 
-    # -- checkpoints and reports ---------------------------------------------------------------
-
-    @property
-    def _problems(self) -> bool:
-        notes = self._notes
-        return bool(notes.incomplete or notes.not_hosted or notes.failures)
+    # -- checkpoints, backups, reports ---------------------------------------------------------
 
     def _seal(self, slice_no: int) -> None:
-        """Copy what changed; the writer thread makes it durable while slices go on.
-
-        Once per slice: a second delta would be empty and take the place of the first.
-        """
+        """Copy what changed; the writer thread makes it durable while slices go on."""
         assert self._job is not None
-        self._sealed = slice_no
         for partition in self._partitions.values():
-            full, states = partition.seal()
-            self._writer.submit(
-                self._run, self._job.root, partition.id, slice_no, partition.epoch, full, states
-            )
+            if partition.sealed < slice_no:
+                full, states = partition.seal()
+                self._writer.submit(
+                    self._run, self._job.root, partition.id, slice_no, partition.epoch, full, states
+                )
+
+    def _spill(self, confirmed: int) -> None:
+        """Move the oldest backups to disk while there are too many in memory."""
+        self._disk_full = False
+        kept = sorted(
+            (o for p in self._partitions.values() for o in p.outputs.values()),
+            key=lambda o: o.slice,
+        )
+        excess = sum(o.nbytes for o in kept) - BACKUP_MEMORY_BYTES
+        for output in kept:
+            if excess <= 0 or output.slice > confirmed:
+                return
+            if output.spilled is None:
+                size = output.nbytes
+                try:
+                    spill(output, self._spill_directory)
+                except OSError:
+                    self._disk_full = True  # stays in memory; the driver slows down
+                    return
+                excess -= size
 
     def _report(self) -> NodeReport:
         notes = self._notes
@@ -299,66 +447,17 @@ class Host:
             sources=tuple(notes.sources.values()),
             staged=tuple(notes.staged.values()),
             checkpoints=self._writer.written(),
+            replayed=dict(notes.replayed),
+            restore_s=notes.restore_s,
+            disk_full=self._disk_full,
             pid=os.getpid(),
             memory_bytes=_resident_bytes(),
             cpu_s=time.process_time(),
         )
 
 
-class CheckpointWriter:
-    """One background thread that turns sealed state into durable files, in order."""
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(MAX_CHECKPOINT_QUEUE)
-        self._lock = threading.Lock()
-        self._run = 0
-        self._written: dict[PartitionId, CheckpointWritten] = {}
-        self._failures: list[Failure] = []
-        threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
-
-    def begin(self, run: int) -> None:
-        """Speak only of this run from now on: another's partitions may have the same names."""
-        with self._lock:
-            self._run, self._written, self._failures = run, {}, []
-
-    def submit(self, *sealed: Any) -> None:
-        """Queue one partition's sealed state; waits when the disk is far behind."""
-        self._queue.put(sealed)
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-    def written(self) -> tuple[CheckpointWritten, ...]:
-        """The newest durable file per partition; repeated in every report, so none gets lost."""
-        with self._lock:
-            return tuple(self._written.values())
-
-    def failures(self) -> tuple[Failure, ...]:
-        """Repeated in every report, too: one of them ends the run."""
-        with self._lock:
-            return tuple(self._failures)
-
-    def _work(self) -> None:
-        while True:
-            sealed = self._queue.get()
-            if sealed is None:
-                return
-            run, root, partition, slice_no, epoch, full, states = sealed
-            path = checkpoint_path(partition, slice_no, epoch)
-            failure = None
-            try:
-                size = write_checkpoint(Path(root) / path, partition, slice_no, epoch, states)
-            except Exception as e:
-                message = e.message if isinstance(e, AnabranchError) else repr(e)
-                failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
-            with self._lock:
-                if run != self._run:
-                    continue
-                if failure is not None:
-                    self._failures.append(failure)
-                    continue
-                done = CheckpointWritten(partition, slice_no, epoch, str(path), full, size)
-                self._written[partition] = done
+def _nothing(nodes: Sequence[NodeId]) -> list[list[Any]]:
+    return [encode_blob([]) for _ in nodes]
 
 
 def route_of(edge: Edge, mapping: Mapping, nodes: Sequence[NodeId], key_groups: int) -> Route:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 
-from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping
+from anabranch.model.ids import NodeId
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainProgram
 from anabranch.storage.sinks import Sink
@@ -23,26 +23,14 @@ class JobSpec:
     key_groups: int
     max_rows_per_slice: int | None
     event_times: MappingOf[str, str]  # source → its event-time column
-
-
-@dataclass(frozen=True, slots=True)
-class InstallRequest:
-    """Take these partitions, restored from these files, at this mapping."""
-
-    job: str  # its checkpoint directory: jobs of one Spark application share node processes
-    spec: bytes  # pickled JobSpec, by the driver's pickler
-    run: int
-    node: NodeId
-    mapping: Mapping
-    restore: MappingOf[PartitionId, tuple[str, ...]]
-    next_slice: int
+    backups: frozenset[str] | None = None  # chains that keep their output; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
     """Run one wave of one slice on one node."""
 
-    job: str
+    job: str  # its checkpoint directory: jobs of one Spark application share node processes
     run: int  # the driver's generation; smaller ones are refused
     node: NodeId
     nodes: tuple[NodeId, ...]  # destination index → node
@@ -51,6 +39,22 @@ class WaveRequest:
     depth: int
     last: bool
     confirmed: int  # slices up to this one are journalled
+    trim: int  # backups up to this slice are not needed any more
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverRequest:
+    """Run one wave of a recovery on one node; the first one installs the partitions."""
+
+    job: str
+    spec: bytes | None  # pickled JobSpec, by the driver's pickler; with the first wave
+    driver: str  # unique: a new job on a directory that was deleted counts from 1 again
+    run: int
+    node: NodeId
+    nodes: tuple[NodeId, ...]
+    plan: RecoveryPlan
+    depth: int
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)

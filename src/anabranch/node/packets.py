@@ -9,8 +9,8 @@ Spark's shuffle carries: exactly one per pair of task and node, so that a missin
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class SideFacts:
     sources: tuple[SourceReport, ...] = ()
     staged: tuple[Staged, ...] = ()
     failures: tuple[Failure, ...] = ()
+    # Of a replay: rows by source, per slice and the source task that logged them.
+    replayed: Mapping[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
 
 
 class Inbox:
@@ -92,15 +94,28 @@ class Inbox:
 
 
 def cut(
-    table: pa.Table, route: Route, nodes: int, edge: int, slice_no: int, source: int, epoch: int
+    table: pa.Table,
+    route: Route,
+    nodes: int,
+    edge: int,
+    slice_no: int,
+    source: int,
+    epoch: int,
+    only: Collection[int] | None = None,
 ) -> list[Bundle]:
-    """Cut a table into one bundle per node; the order of rows of a key is kept."""
+    """Cut a table into one bundle per node; the order of rows of a key is kept.
+
+    `only` names the partitions to cut for, where not all of them need the rows.
+    """
     empty = [Bundle(edge, slice_no, source, epoch, {}, None) for _ in range(nodes)]
     if table.num_rows == 0:
         return empty
     groups = key_groups(table, route.keys, route.key_groups)
     partitions = route.partition_of_group[groups]
     count = len(route.node_of_partition)
+    if only is not None and len(only) < count:
+        wanted = np.isin(partitions, list(only))
+        table, partitions = table.filter(pa.array(wanted)), partitions[wanted]
     # Sort by node, then partition: rank partitions in that order first, then rows by rank.
     order = np.lexsort((np.arange(count), route.node_of_partition))
     rank = np.empty(count, dtype=np.uint16)

@@ -1,12 +1,15 @@
-"""A partition on its node: its state, and its last output until the driver confirms it.
+"""A partition on its node: its state, and its output queue.
 
 Invariants: state, output and next slice change in one step; a repeated slice returns the kept
-output untouched. The host sees to it that a slice is applied only with its complete input.
+output untouched. The host sees to it that a slice is applied only with its complete input. The
+last output is kept until the driver confirms the slice; a partition that backs up keeps it on,
+until no recovery can need it.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,7 @@ from anabranch.model.ids import PartitionId
 from anabranch.model.reports import PartitionReport
 from anabranch.node.chain import ChainProgram, ChainResult
 from anabranch.operators.base import GROUP, SliceTime
-from anabranch.storage.checkpoint_files import read_checkpoint
+from anabranch.storage.checkpoint_files import decode_table, encode_table, read_checkpoint
 
 # Deltas are folded into a full checkpoint once together they outweigh this share of the state.
 FULL_AFTER_DELTA_SHARE = 1.0
@@ -27,46 +30,64 @@ FULL_AFTER_DELTA_SHARE = 1.0
 
 @dataclass(slots=True)
 class Output:
-    """What a slice produced, kept until the slice is confirmed."""
+    """What a slice produced: whole tables per edge, cut into packets when they are sent.
+
+    Uncut, a backup serves any later routing: no queue has to be split when a receiver is.
+    """
 
     slice: int
     edges: dict[int, pa.Table]
     sinks: dict[str, pa.Table]
     report: PartitionReport
+    spilled: Path | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes; edges that carry the same rows share one table."""
+        if self.spilled is not None:
+            return 0
+        return sum(t.nbytes for t in {id(t): t for t in self.edges.values()}.values())
 
 
 class Partition:
     """Owned by one node; touched by one thread."""
 
     def __init__(
-        self, partition: PartitionId, epoch: int, program: ChainProgram, next_slice: int
+        self,
+        partition: PartitionId,
+        epoch: int,
+        program: ChainProgram,
+        next_slice: int,
+        backs_up: bool,
     ) -> None:
         self.id = partition
         self.epoch = epoch
         self.program = program
         self.next_slice = next_slice
+        self.sealed = 0  # the newest slice at which a checkpoint was sealed
         self.states = program.new_states()
-        self.output: Output | None = None
+        self.outputs: dict[int, Output] = {}
+        self._backs_up = backs_up and bool(program.chain.outputs)
         self._delta_rows: int | None = None  # since the last full checkpoint; None: none yet
 
     # -- apply ---------------------------------------------------------------------------------
 
     def has_applied(self, slice_no: int) -> bool:
         """Is this slice's output still kept? Then a repeated apply returns it untouched."""
-        return self.output is not None and self.output.slice == slice_no
+        return slice_no in self.outputs
 
     def apply(self, when: SliceTime, shuffled: Mapping[int, list[pa.Table]]) -> Output:
         """Compute the slice from its packets per edge, then install it in one step.
 
         Raises ChainError, changing nothing.
         """
-        if self.output is not None and self.output.slice == when.slice:
-            return self.output
+        if when.slice in self.outputs:
+            return self.outputs[when.slice]
         cpu = time.process_time()
         result = self.program.run({}, shuffled, self.states, when)
         self._install(result)
         self.next_slice = when.slice + 1
-        self.output = Output(
+        output = self.outputs[when.slice] = Output(
             when.slice,
             result.edges,
             {n: t for n, t in result.sinks.items() if t.num_rows},
@@ -81,24 +102,41 @@ class Partition:
                 packet_bytes=sum(t.nbytes for ts in shuffled.values() for t in ts),
                 state_rows=sum(s.rows for s in self.states.values()),
                 state_bytes=sum(s.nbytes for s in self.states.values()),
+                backup_bytes=sum(o.nbytes for o in self.outputs.values()),
                 rows_by_operator=result.rows,
             ),
         )
-        return self.output
+        return output
 
     def _install(self, result: ChainResult) -> None:
         for operator, change in result.changes.items():
             self.states[operator].install(change)
 
-    def confirm(self, slice_no: int) -> None:
-        """The driver journalled this slice: its output need not be repeated any more."""
-        if self.output is not None and self.output.slice <= slice_no:
-            self.output = None
+    def confirm(self, slice_no: int, trim: int) -> None:
+        """The driver journalled this slice; no recovery needs slices up to `trim`.
+
+        What is below both is forgotten, and at once where the partition does not back up.
+        """
+        floor = min(slice_no, trim) if self._backs_up else slice_no
+        for old in [n for n in self.outputs if n <= floor]:
+            drop_spilled(self.outputs.pop(old))
+        for number, output in self.outputs.items():
+            if number <= slice_no:
+                output.sinks = {}
+
+    def forget(self) -> None:
+        """The partition has another owner now, or none."""
+        for output in self.outputs.values():
+            drop_spilled(output)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def seal(self) -> tuple[bool, dict[str, list[pa.Table]]]:
-        """The state, or what changed since the last seal, as tables: (is it full?, tables)."""
+        """The state, or what changed since the last seal, as tables: (is it full?, tables).
+
+        Once per slice: a second delta would be empty and take the place of the first.
+        """
+        self.sealed = self.next_slice - 1
         deltas = {n: s.seal() for n, s in self.states.items()}
         rows = sum(t.num_rows for t in deltas.values())
         total = sum(s.rows for s in self.states.values())
@@ -115,6 +153,35 @@ class Partition:
                 if operator in self.states:
                     for table in tables:
                         self.states[operator].load(_only(table, owned))
+
+
+def spill(output: Output, directory: Path) -> None:
+    """Move an output's tables to a file; they are mapped from there when they are needed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{uuid.uuid4().hex}.arrow"
+    mapped: dict[int, pa.Table] = {}
+    ranges: dict[int, tuple[int, int]] = {}
+    offset = 0
+    try:
+        with path.open("wb") as file:
+            for table in {id(t): t for t in output.edges.values()}.values():
+                data = encode_table(table)
+                file.write(data)
+                ranges[id(table)] = (offset, data.size)
+                offset += data.size
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    if offset:
+        whole = pa.memory_map(str(path)).read_buffer()
+        read = {key: decode_table(whole.slice(*where)) for key, where in ranges.items()}
+        mapped = {edge: read[id(t)] for edge, t in output.edges.items()}
+    output.edges, output.sinks, output.spilled = mapped, {}, path
+
+
+def drop_spilled(output: Output) -> None:
+    if output.spilled is not None:
+        output.spilled.unlink(missing_ok=True)
 
 
 def _only(table: pa.Table, owned: Mapping[int, bool]) -> pa.Table:

@@ -23,7 +23,7 @@ from typing import Any
 from anabranch.errors import AnabranchError, InvariantError
 from anabranch.node import wire
 from anabranch.node.host import Host
-from anabranch.node.messages import ForgetRequest, InstallRequest, PollRequest, WaveRequest
+from anabranch.node.messages import ForgetRequest, PollRequest, RecoverRequest, WaveRequest
 
 MAX_CONNECTIONS = 64
 
@@ -87,12 +87,13 @@ def _dispatch(
     host = hosts.get(request.job)
     if host is None:
         host = hosts[request.job] = Host()  # never as a default argument: it starts a thread
-    if isinstance(request, WaveRequest):
-        blobs, report = host.wave(request, buffers)
+    if isinstance(request, WaveRequest | RecoverRequest):
+        if isinstance(request, WaveRequest):
+            blobs, report = host.wave(request, buffers)
+        else:
+            blobs, report = host.recover(request, buffers)
         shape = [len(b) for b in blobs]
         return (shape, report), [part for b in blobs for part in b]
-    if isinstance(request, InstallRequest):
-        return host.install(request), []
     if isinstance(request, PollRequest):
         return host.poll(request), []
     raise InvariantError(f"unknown request {type(request).__name__}")

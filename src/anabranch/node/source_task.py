@@ -1,7 +1,9 @@
 """A source task's work: read a share of a batch, run the source chains, log, cut into packets.
 
 It runs in a Spark Python worker, on whichever executor Spark chose. What it emits is decided by
-the source log alone: a retried task, and every replay, reads the log instead of the batch.
+the source log alone: a retried task, and every replay, reads the log instead of the batch. A
+replay task sends what several source tasks logged over several slices, to the partitions that are
+rebuilt.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.errors import AnabranchError
-from anabranch.model.ids import NodeId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Failure, SourceReport, Staged
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.node.chain import ChainError, ChainProgram, ChainResult
@@ -27,7 +30,7 @@ from anabranch.node.messages import JobSpec
 from anabranch.node.packets import Bundle, SideFacts, cut, encode_blob
 from anabranch.operators.base import SliceTime
 from anabranch.operators.canonical import canonical_table
-from anabranch.storage.source_log import log_path, read_log, write_log
+from anabranch.storage.source_log import drop_leftovers, log_path, read_log, write_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def run_source_task(
     cpu = time.process_time()
     try:
         share, log_bytes = _share(job, request, task, batches)
-        staged = () if request.plan.replay else _stage(job, request, task, share)
+        staged = _stage(job, request, task, share)
     except ChainError as e:
         return _failed(request, e.failure(f"source task {task}"), task)
     except AnabranchError as e:
@@ -75,7 +78,9 @@ def run_source_task(
         cpu_s=time.process_time() - cpu,
         rows_by_operator=share.facts["rows_by_operator"],
     )
-    bundles = _cut(job, request, task, share)
+    bundles = _cut(
+        job, request.run, request.nodes, request.mapping, request.plan.number, task, share, None
+    )
     # The report rides with the blob of one node; which one does not matter.
     home = task % len(request.nodes)
     facts = SideFacts(sources=(report,), staged=staged)
@@ -92,8 +97,8 @@ def _share(
     job: JobSpec, request: SourceRequest, task: int, batches: Iterable[bytes]
 ) -> tuple[Share, int]:
     """This task's share of the slice, and how many bytes it just logged."""
-    plan = request.plan
-    path = log_path(Path(job.root), plan.number, plan.generation, task)
+    plan, root = request.plan, Path(job.root)
+    path = log_path(root, plan.number, plan.generation, plan.attempt, task)
     logged = read_log(path)
     if logged is not None or plan.feed is Feed.LOG:
         deque(batches, maxlen=0)  # Spark reuses a worker only if it read all its input
@@ -101,9 +106,12 @@ def _share(
         return (Share(*logged) if logged is not None else _NOTHING), 0
     chunks = _compute(job, request, _read(request, batches))
     size = 0
+    if job.max_rows_per_slice is not None:
+        newest = plan.number + len(chunks) - 1
+        drop_leftovers(root, newest, plan.generation, plan.attempt, task)
     # The first chunk last: its file says that all of them are there.
     for offset in reversed(range(len(chunks))):
-        target = log_path(Path(job.root), plan.number + offset, plan.generation, task)
+        target = log_path(root, plan.number + offset, plan.generation, plan.attempt, task)
         size += write_log(target, chunks[offset].tables, chunks[offset].facts)
     return chunks[0], size
 
@@ -205,20 +213,70 @@ def _stage(job: JobSpec, request: SourceRequest, task: int, share: Share) -> tup
     )
 
 
-def _cut(job: JobSpec, request: SourceRequest, task: int, share: Share) -> list[list[Bundle]]:
-    bundles: list[list[Bundle]] = [[] for _ in request.nodes]
-    count = len(request.nodes)
+def _cut(
+    job: JobSpec,
+    run: int,
+    nodes: tuple[NodeId, ...],
+    mapping: PartitionMapping,
+    slice_no: int,
+    task: int,
+    share: Share,
+    rebuilt: frozenset[PartitionId] | None,
+) -> list[list[Bundle]]:
+    """The share's bundles per node; with `rebuilt`, only what these partitions need."""
+    bundles: list[list[Bundle]] = [[] for _ in nodes]
     for program in _source_programs(job):
         for edge in program.chain.outputs:
+            only: set[int] | None = None
+            if rebuilt is not None:
+                only = {p.index for p in rebuilt if p.chain == edge.target}
+                if not only:
+                    continue
             table = share.tables.get(f"edge:{edge.id}")
             if table is None:
-                for n in range(count):
-                    bundles[n].append(
-                        Bundle(edge.id, request.plan.number, task, request.run, {}, None)
-                    )
-                continue
-            route = route_of(edge, request.mapping, request.nodes, job.key_groups)
-            cuts = cut(table, route, count, edge.id, request.plan.number, task, request.run)
+                cuts = [Bundle(edge.id, slice_no, task, run, {}, None) for _ in nodes]
+            else:
+                route = route_of(edge, mapping, nodes, job.key_groups)
+                cuts = cut(table, route, len(nodes), edge.id, slice_no, task, run, only)
             for n, bundle in enumerate(cuts):
                 bundles[n].append(bundle)
     return bundles
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """A recovery as its source stage sees it; `tasks` of them share the logs evenly."""
+
+    run: int
+    nodes: tuple[NodeId, ...]
+    plan: RecoveryPlan
+    tasks: int
+
+
+def run_replay_task(job: JobSpec, request: ReplayRequest, task: int) -> list[list[Any]]:
+    """One blob (as buffers) per node, with this task's share of the logged slices."""
+    plan, nodes = request.plan, request.nodes
+    logs = [(s, t) for s in plan.slices for t in range(s.source_tasks)]
+    bundles: list[list[Bundle]] = [[] for _ in nodes]
+    replayed: dict[tuple[int, int], Mapping[str, int]] = {}
+    failures: tuple[Failure, ...] = ()
+    try:
+        for slice_plan, logged_by in logs[task :: request.tasks]:
+            number = slice_plan.number
+            found = read_log(
+                log_path(
+                    Path(job.root), number, slice_plan.generation, slice_plan.attempt, logged_by
+                )
+            )
+            share = Share(*found) if found is not None else _NOTHING
+            replayed[(number, logged_by)] = share.facts["rows"]
+            cuts = _cut(
+                job, request.run, nodes, plan.mapping, number, logged_by, share, plan.rebuilt
+            )
+            for n, more in enumerate(cuts):
+                bundles[n] += more
+    except AnabranchError as e:
+        failures = (Failure(f"replay task {task}", "", e.message, repr(e), kind="storage"),)
+    facts = SideFacts(failures=failures, replayed=replayed)
+    home = task % len(nodes)
+    return [encode_blob(b, facts if n == home else None) for n, b in enumerate(bundles)]

@@ -15,12 +15,18 @@ import gc
 import hashlib
 import pickle
 import struct
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from anabranch.node import client
 from anabranch.node.messages import JobSpec
-from anabranch.node.source_task import SourceRequest, run_source_task
+from anabranch.node.source_task import (
+    ReplayRequest,
+    SourceRequest,
+    run_replay_task,
+    run_source_task,
+)
 
 # PySpark collects garbage after every task: some 28 ms with all that was imported, far more than
 # a small wave takes. What is here by now is here for good, so keep it out of that.
@@ -30,12 +36,23 @@ _LONG = struct.Struct("!q")
 _jobs: dict[bytes, JobSpec] = {}
 
 
-def source_frames(
-    job: bytes, request: bytes, task: int, batches: Iterable[bytes]
-) -> Iterator[bytes]:
-    """The source wave: Arrow batches in, one (node, blob) pair per node out."""
+def source_frames(job: bytes, request: bytes, task: int, batches: Iterable[Any]) -> Iterator[bytes]:
+    """The source wave: Arrow batches in, one (node, blob) pair per node out. A batch may come
+    with an empty partner that pins it."""
     ask: SourceRequest = pickle.loads(request)
-    for node, blob in enumerate(run_source_task(_load(job), ask, task, batches)):
+    frames = (b[0] if isinstance(b, tuple) else b for b in batches)
+    for node, blob in enumerate(run_source_task(_load(job), ask, task, frames)):
+        yield _LONG.pack(node)
+        yield b"".join(blob)
+
+
+def replay_frames(
+    job: bytes, request: bytes, task: int, nothing: Iterable[bytes]
+) -> Iterator[bytes]:
+    """The source wave of a recovery: it reads only the log."""
+    deque(nothing, maxlen=0)  # Spark reuses a worker only if it read all its input
+    ask: ReplayRequest = pickle.loads(request)
+    for node, blob in enumerate(run_replay_task(_load(job), ask, task)):
         yield _LONG.pack(node)
         yield b"".join(blob)
 

@@ -11,54 +11,64 @@ locations, `PairwiseRDD` (how PySpark shuffles pairs of raw frames) and `Dataset
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import threading
+import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.core.rdd import RDD, _prepare_for_python_RDD
 from pyspark.serializers import NoOpSerializer, PairDeserializer
 from pyspark.sql import DataFrame, SparkSession
 
+from anabranch.driver.actions import NodesLostError
 from anabranch.errors import AnabranchError, ClusterError
 from anabranch.model.ids import NodeId
 from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.node.messages import ForgetRequest, InstallRequest, PollRequest, WaveRequest
-from anabranch.node.source_task import SourceRequest
+from anabranch.node.messages import ForgetRequest, PollRequest, RecoverRequest, WaveRequest
+from anabranch.node.source_task import ReplayRequest, SourceRequest
 from anabranch.spark import tasks
+from anabranch.spark.nodes import NodeWatch
 
 _FRAMES = NoOpSerializer()
 _PAIRS = PairDeserializer(_FRAMES, _FRAMES)
 
 
 class WaveRunner:
-    """Runs slices, installs and polls on a fixed set of nodes."""
+    """Runs slices, recoveries and polls on the nodes a mapping names."""
 
     def __init__(
-        self, spark: SparkSession, job: str, nodes: Mapping[NodeId, str], waves: int
+        self,
+        spark: SparkSession,
+        watch: NodeWatch,
+        job: str,
+        waves: int,
+        spec: bytes,
+        sources: tuple[str, ...],
+        schema: pa.Schema,
     ) -> None:
+        self._watch = watch
         self._job = job
-        self.nodes = tuple(nodes)
+        self._driver = uuid.uuid4().hex
+        self._waves = waves
+        self._spec = spec
+        self._sources = sources
+        self._schema = schema
         self._sc: Any = spark.sparkContext
         self._jvm: Any = self._sc._jvm
-        self._waves = waves
         self._python = self._jvm.org.apache.spark.api.python.PythonUtils
         byte_array = self._jvm.java.lang.Class.forName("[B")
         self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(byte_array)
-        locations = self._jvm.java.util.HashMap()
-        for i, (node, host) in enumerate(nodes.items()):
-            where = self._jvm.java.util.ArrayList()
-            where.add(f"executor_{host}_{node}")
-            locations.put(i, self._python.toSeq(where))
-        self._locations = self._python.toScalaMap(locations)
-        # Any partitioner with as many partitions as nodes: the frames carry the partition.
-        self._partitioner = self._jvm.PythonPartitioner(len(nodes), id(self))
-        self._shuffles: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._partitioners: dict[int, Any] = {}
+        self._shuffles: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         # These never change, so they are pickled and handed to the JVM once.
         self._wave = self._function(tasks.wave_frames, _PAIRS)
         self._ask = self._function(tasks.control_frames, _FRAMES)
@@ -71,79 +81,147 @@ class WaveRunner:
         plan: SlicePlan,
         run: int,
         confirmed: int,
+        trim: int,
         mapping: PartitionMapping,
-        spec: bytes,
-        sources: tuple[str, ...],
-        schema: Any,
         batch: DataFrame | None,
     ) -> tuple[int, list[NodeReport]]:
         """Run one slice as one Spark job; the number of source tasks, and every node's report."""
-        arrow, count = self._feed(plan, batch)
-        frames: Any = None
-        if arrow is not None:
-            request = SourceRequest(run, self.nodes, mapping, plan, count, sources, schema)
-            work = partial(tasks.source_frames, spec, _dump(request))
-            frames = self._python_stage(arrow, self._function(work, _FRAMES))
-        upstream = count
-        for depth in range(1, self._waves + 1):
-            last = depth == self._waves
-            requests = [
-                _dump(
-                    WaveRequest(self._job, run, n, self.nodes, plan, count, depth, last, confirmed)
+        nodes = mapping.nodes
+        with self._explained(f"run slice {plan.number}"):
+            arrow, count, frame_form = self._feed(plan, batch, nodes)
+            frames: Any = None
+            if count:
+                request = SourceRequest(
+                    run, nodes, mapping, plan, count, self._sources, self._schema
                 )
-                for n in self.nodes
-            ]
-            pinned = self._pinned(requests, max(1, upstream))
+                work = partial(tasks.source_frames, self._spec, _dump(request))
+                frames = self._python_stage(arrow, self._function(work, frame_form))
+
+            def wave(node: NodeId, depth: int, last: bool) -> WaveRequest:
+                return WaveRequest(
+                    self._job, run, node, nodes, plan, count, depth, last, confirmed, trim
+                )
+
+            frames = self._stages(frames, count, nodes, wave)
+            self._sc.setJobDescription(f"slice {plan.number}")
+            return count, [_load(frame) for frame in self._collect(frames, nodes, count)]
+
+    def recover(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+        """Install and replay as one Spark job: the waves of several slices at once."""
+        nodes = plan.mapping.nodes
+        logs = sum(s.source_tasks for s in plan.slices) if plan.reads_log else 0
+        count = min(len(nodes), logs)
+        with self._explained("recover partitions"):
+            frames: Any = None
+            if count:
+                request = ReplayRequest(run, nodes, plan, count)
+                work = partial(tasks.replay_frames, self._spec, _dump(request))
+                pinned = self._collection([b""] * count, nodes[:count])
+                frames = self._python_stage(pinned, self._function(work, _FRAMES))
+
+            def wave(node: NodeId, depth: int, last: bool) -> RecoverRequest:
+                spec = self._spec if depth == 1 else None
+                return RecoverRequest(
+                    self._job, spec, self._driver, run, node, nodes, plan, depth, last
+                )
+
+            frames = self._stages(frames, count, nodes, wave)
+            self._sc.setJobDescription(
+                f"recover {len(plan.restored)} partitions up to slice {plan.next_slice - 1}"
+            )
+            return [_load(frame) for frame in self._collect(frames, nodes, None)]
+
+    def _stages(self, frames: Any, upstream: int, nodes: tuple[NodeId, ...], wave: Any) -> Any:
+        """The waves after the source stage, each one stage of pinned tasks."""
+        for depth in range(1, self._waves + 1):
+            requests = [_dump(wave(n, depth, depth == self._waves)) for n in nodes]
+            pinned = self._pinned(requests, max(1, upstream), nodes)
             shuffled = (
-                self._shuffle(frames)
+                self._shuffle(frames, len(nodes))
                 if frames is not None and upstream
-                else self._pinned([b""] * len(self.nodes), 1)
+                else self._pinned([b""] * len(nodes), 1, nodes)
             )
             frames = self._python_stage(pinned.zip(shuffled), self._wave)
-            upstream = len(self.nodes)
-        self._sc.setJobDescription(f"slice {plan.number}" + (" (replay)" if plan.replay else ""))
-        return count, [_load(frame) for frame in self._collect(frames)]
+            upstream = len(nodes)
+        return frames
 
-    def _feed(self, plan: SlicePlan, batch: DataFrame | None) -> tuple[Any, int]:
-        """The RDD of the source tasks' input and the number of these tasks."""
+    def _feed(
+        self, plan: SlicePlan, batch: DataFrame | None, nodes: tuple[NodeId, ...]
+    ) -> tuple[Any, int, Any]:
+        """The RDD of the source tasks' input, the number of these tasks, and the form of its
+        elements."""
         if plan.feed is Feed.LIVE:
             jdf = batch._jdf  # type: ignore[union-attr]
             rdd = jdf.toArrowBatchRdd(jdf.queryExecution().executedPlan())
             count = rdd.getNumPartitions()
-            return (rdd.toJavaRDD(), count) if count else (None, 0)
-        if plan.feed is Feed.LOG and plan.source_tasks:
-            elements = self._jvm.java.util.Collections.nCopies(plan.source_tasks, bytearray())
-            rdd = self._sc._jsc.parallelize(elements, plan.source_tasks)
-            return rdd, plan.source_tasks
-        return None, 0
+            if self._watch.settled or not count:
+                return rdd.toJavaRDD(), count, _FRAMES
+            return self._spread(rdd, count, nodes), count, _PAIRS
+        if plan.feed is Feed.LOG:
+            count = plan.source_tasks
+            where = [nodes[i % len(nodes)] for i in range(count)]
+            return self._collection([b""] * count, where), count, _FRAMES
+        return None, 0, _FRAMES
+
+    def _spread(self, rdd: Any, count: int, nodes: tuple[NodeId, ...]) -> Any:
+        """The batch's partitions, each preferring one of the nodes.
+
+        Without a preference Spark would give some of them to an executor that has just joined
+        and still has to start Python: seconds. The only RDD in Spark's own classes that adds a
+        preference to another one without reading it is a Cartesian product, here of every
+        partition with a single empty element that is pinned.
+        """
+        groups = min(count, len(nodes))
+        parts = self._jvm.java.util.ArrayList()
+        for i in range(groups):
+            mask = self._jvm.java.util.ArrayList()
+            for p in range(count):
+                mask.add(p % groups == i)
+            chosen = self._jvm.org.apache.spark.rdd.PartitionPruningRDD(
+                rdd, self._python.toSeq(mask), self._bytes_tag
+            )
+            one = self._collection([b""], [nodes[i]])
+            parts.add(chosen.toJavaRDD().cartesian(one))
+        first = parts.get(0)
+        for i in range(1, groups):
+            first = first.union(parts.get(i))
+        return first
 
     def _free_shuffles(self) -> None:
         """Free the shuffle files of past slices; Spark itself waits for its driver's GC."""
         cleaner = self._sc._jsc.sc().cleaner()
         kept: deque[int] = deque()
-        while cleaner.isDefined():
-            kept.append(self._shuffles.get())
+        while cleaner.isDefined() and (shuffle := self._shuffles.get()) is not None:
+            kept.append(shuffle)
             if len(kept) > 2 * self._waves:  # the slice in hand may still need its own
                 cleaner.get().doCleanupShuffle(kept.popleft(), False)
 
-    # -- install and poll ----------------------------------------------------------------------
+    # -- without a slice -----------------------------------------------------------------------
 
-    def install(self, requests: Sequence[InstallRequest]) -> list[NodeReport]:
-        """Hand every node its partitions, in the order of the nodes."""
-        return self._control([_dump(r) for r in requests], "install partitions")
+    def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
+        with self._explained("poll the nodes"):
+            return self._control([PollRequest(self._job, run, n) for n in nodes], nodes)
 
-    def poll(self, run: int) -> list[NodeReport]:
-        requests = [_dump(PollRequest(self._job, run, n)) for n in self.nodes]
-        return self._control(requests, "poll nodes")
+    def warm(self, node: NodeId) -> None:
+        """Start Python and the node process on an executor, before it gets work."""
+        with self._explained(f"warm node {node}"):
+            self._control([PollRequest(self._job, 0, node)], (node,))
+
+    def await_nodes(self) -> tuple[NodeId, ...]:
+        return self._watch.await_nodes()
 
     def forget(self) -> None:
         """The job has ended: let the node processes drop its state."""
-        self._control([_dump(ForgetRequest(self._job)) for _ in self.nodes], "forget the job")
+        self._shuffles.put(None)
+        nodes = self._watch.ready
+        with contextlib.suppress(Exception):  # the cluster may be gone: so is the state
+            self._control([ForgetRequest(self._job) for _ in nodes], nodes)
 
-    def _control(self, requests: list[bytes], description: str) -> list[NodeReport]:
-        self._sc.setJobDescription(description)
-        stage = self._python_stage(self._pinned(requests, 1), self._ask)
-        answers = [_load(frame) for frame in self._collect(stage)]
+    def _control(self, requests: Sequence[Any], nodes: tuple[NodeId, ...]) -> list[Any]:
+        self._sc.setJobDescription(type(requests[0]).__name__)
+        pinned = self._pinned([_dump(r) for r in requests], 1, nodes)
+        stage = self._python_stage(pinned, self._ask)
+        answers = [_load(frame) for frame in self._collect(stage, nodes, None)]
         for answer in answers:
             if isinstance(answer, AnabranchError):
                 raise answer
@@ -153,19 +231,25 @@ class WaveRunner:
 
     # -- plumbing ------------------------------------------------------------------------------
 
-    def _pinned(self, heads: Sequence[bytes], count: int) -> Any:
+    def _pinned(self, heads: Sequence[bytes], count: int, nodes: tuple[NodeId, ...]) -> Any:
         """A collection with one partition per node: its head, then empty elements up to `count`."""
+        return self._collection(heads, nodes, count)
+
+    def _collection(self, heads: Sequence[bytes], where: Sequence[NodeId], count: int = 1) -> Any:
+        """A collection with one partition per head, each preferring its node."""
         elements = self._jvm.java.util.ArrayList()
-        for head in heads:
+        locations = self._jvm.java.util.HashMap()
+        for i, (head, node) in enumerate(zip(heads, where, strict=True)):
             elements.add(bytearray(head))
             if count > 1:
                 padding = self._jvm.java.util.Collections.nCopies(count - 1, bytearray())
                 elements.addAll(padding)
+            locations.put(i, self._watch.location(node))
         rdd = self._jvm.org.apache.spark.rdd.ParallelCollectionRDD(
             self._sc._jsc.sc(),
             self._python.toSeq(elements),
             len(heads),
-            self._locations,
+            self._python.toScalaMap(locations),
             self._bytes_tag,
         )
         return rdd.toJavaRDD()
@@ -184,14 +268,42 @@ class WaveRunner:
     def _python_stage(self, jrdd: Any, function: Any) -> Any:
         return self._jvm.PythonRDD(jrdd.rdd(), function, True, False).asJavaRDD()
 
-    def _shuffle(self, frames: Any) -> Any:
+    def _shuffle(self, frames: Any, nodes: int) -> Any:
+        if nodes not in self._partitioners:
+            # Any partitioner with as many partitions as nodes: the frames carry the partition.
+            self._partitioners[nodes] = self._jvm.PythonPartitioner(nodes, id(self))
         pairs = self._jvm.PairwiseRDD(frames.rdd()).asJavaPairRDD()
-        shuffled = pairs.partitionBy(self._partitioner)
+        shuffled = pairs.partitionBy(self._partitioners[nodes])
         self._shuffles.put(shuffled.rdd().dependencies().head().shuffleId())
         return shuffled.values()
 
-    def _collect(self, frames: Any) -> list[bytes]:
-        return list(RDD(frames, self._sc, _FRAMES).collect())
+    def _collect(self, frames: Any, nodes: tuple[NodeId, ...], tasks: int | None) -> list[bytes]:
+        """Run the job; NodesLostError as soon as one of its nodes is known to be gone."""
+        with self._watch.guarding(nodes) as guard:
+            try:
+                return list(RDD(frames, self._sc, _FRAMES).collect())
+            except Exception:
+                lost = guard.lost()
+                if not lost:
+                    raise
+                raise NodesLostError(list(lost), "; ".join(set(lost.values())), tasks) from None
+
+    @contextlib.contextmanager
+    def _explained(self, action: str) -> Iterator[None]:
+        """What Spark raises becomes one sentence; its trace stays attached as the cause."""
+        try:
+            yield
+        except (AnabranchError, NodesLostError):
+            raise
+        except Exception as e:
+            raise ClusterError(f"Spark could not {action}: {first_line(e)}") from e
+
+
+def first_line(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() or java) if java is not None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def _dump(value: Any) -> bytes:

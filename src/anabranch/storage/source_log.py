@@ -4,7 +4,8 @@ A task logs the tables its chain sends on (after its stateless operators and the
 per edge and per sink, not the raw rows: that is what a replay needs, it is often far smaller, and
 it stays right when the code of a stateless operator changes. The file of (slice, task) is written
 before any node sees the rows: the first complete one is the truth, also for a retried task. Paths
-name the driver's generation, so that a task left over from a killed driver cannot touch them.
+name the driver's generation and its attempt at the slice, so that a task left over from a killed
+driver, or from an attempt that was given up, cannot touch them.
 
     ANBRLOG1 | header length (8 bytes) | header's CRC-32 (4 bytes) | header JSON | sections
 """
@@ -31,12 +32,25 @@ from anabranch.storage.files import explained, write_atomic
 MAGIC = b"ANBRLOG1"
 
 
-def slice_directory(root: Path, slice_no: int, run: int) -> Path:
-    return root / "source-log" / f"{slice_no:012d}-{run}"
+def slice_directory(root: Path, slice_no: int, run: int, attempt: int) -> Path:
+    return root / "source-log" / f"{slice_no:012d}-{run}-{attempt}"
 
 
-def log_path(root: Path, slice_no: int, run: int, task: int) -> Path:
-    return slice_directory(root, slice_no, run) / f"{task:05d}.log"
+def log_path(root: Path, slice_no: int, run: int, attempt: int, task: int) -> Path:
+    return slice_directory(root, slice_no, run, attempt) / f"{task:05d}.log"
+
+
+def logged_tasks(root: Path, slice_no: int, run: int, attempt: int) -> int:
+    """How many tasks have logged their share of a slice."""
+    directory = slice_directory(root, slice_no, run, attempt)
+    return sum(1 for _ in directory.glob("[0-9]*.log")) if directory.is_dir() else 0
+
+
+def drop_leftovers(root: Path, above: int, run: int, attempt: int, task: int) -> None:
+    """Delete one task's logs of slices after `above`: an earlier try had cut more slices."""
+    for path in (root / "source-log").glob(f"*-{run}-{attempt}/{task:05d}.log"):
+        if int(path.parent.name.partition("-")[0]) > above:
+            path.unlink(missing_ok=True)
 
 
 def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from anabranch.cli import view
 from anabranch.cli.demo import word_count
 from anabranch.cli.meter import Latency, Meter
 from anabranch.cli.running import summarise
-from anabranch.spark.progress import Progress
+from anabranch.driver.progress import Progress
 
 PLAN = word_count(Path("in"), Path("out"), "30s").plan()
 T0 = 1_700_000_000_000
@@ -22,7 +22,6 @@ T0 = 1_700_000_000_000
 def progress(number: int, **changes: Any) -> Progress:
     values: dict[str, Any] = {
         "slice": number,
-        "replay": False,
         "batch": number,
         "processing_ms": T0 + number * 1_000,
         "seconds": 0.0,
@@ -37,6 +36,7 @@ def progress(number: int, **changes: Any) -> Progress:
         "state_rows": 700,
         "state_bytes": 2_500_000,
         "state_by_operator": {"counter": (700, 2_500_000)},
+        "backup_bytes": 0,
         "cpu_s": 0.1,
         "nodes": {"0": (4711, 150_000_000, 1), "1": (4712, 160_000_000, 1)},
     }
@@ -50,12 +50,6 @@ def test_a_slice_is_counted_once_however_often_it_is_shown() -> None:
     meter.observe([*slices, progress(3)])
     assert (meter.slices, meter.rows, meter.rows_to_sinks) == (3, 6_000, 15)
     assert meter.rows_by_operator["splitter"] == 48_000
-
-
-def test_replayed_slices_add_no_rows() -> None:
-    meter = Meter()
-    meter.observe([progress(1, replay=True), progress(2)])
-    assert (meter.replayed, meter.slices, meter.rows) == (1, 1, 2_000)
 
 
 def test_rate_is_of_the_last_ten_seconds_and_falls_to_zero() -> None:
@@ -123,11 +117,10 @@ def test_without_a_terminal_a_line_is_printed_at_most_once_per_interval() -> Non
 def test_summary() -> None:
     meter = Meter()
     assert summarise(meter, 3.0) == "no new rows in 3.0 s"
-    meter.observe([progress(1, replay=True), progress(2, seconds=0.5, late_rows=1)])
+    meter.observe([progress(2, seconds=0.5, late_rows=1)])
     text = summarise(meter, 90.0)
     assert "2,000 rows in 1 slices and 90.0 s, 5 rows to sinks, 1 late rows" in text
     assert "median 500 ms" in text
-    assert "1 slices replayed" in text
 
 
 @pytest.mark.parametrize(

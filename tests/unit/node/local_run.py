@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +19,23 @@ from typing import Any
 import pyarrow as pa
 
 import anabranch as ab
+from anabranch.driver.actions import NodesLostError
+from anabranch.driver.preparing import JobParts, RunConfig
+from anabranch.errors import ClusterError
 from anabranch.model.events import StopRequested
 from anabranch.model.ids import NodeId
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.node.host import Host
-from anabranch.node.messages import InstallRequest, PollRequest, WaveRequest
-from anabranch.node.source_task import SourceRequest, run_source_task
-from anabranch.spark.driver import JobDriver, JobParts, RunConfig
+from anabranch.node.messages import PollRequest, RecoverRequest, WaveRequest
+from anabranch.node.source_task import (
+    ReplayRequest,
+    SourceRequest,
+    run_replay_task,
+    run_source_task,
+)
+from anabranch.spark.driver import JobDriver
 from oracle import Row
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -55,18 +65,42 @@ class LocalNodes:
     """Stands in for WaveRunner."""
 
     def __init__(self, count: int, waves: int, faults: Faults | None = None) -> None:
-        self.nodes = tuple(NodeId(str(i)) for i in range(count))
-        self.hosts = {n: Host() for n in self.nodes}
+        self.hosts = {NodeId(str(i)): Host() for i in range(count)}
         self.faults = faults or Faults(0)
         self.lose: Callable[[int, NodeId, int], bool] = lambda slice_no, node, blob: False
+        # Called before every step of a job: may kill nodes, or replace node processes.
+        self.before: Callable[[str, int], None] = lambda step, depth: None
+        self.dead: set[NodeId] = set()
+        self.recovered: list[RecoveryPlan] = []
         self._waves = waves
-        self._past: list[tuple[WaveRequest, list[bytes]]] = []
+        self._past: list[tuple[WaveRequest | RecoverRequest, list[bytes]]] = []
 
-    def install(self, requests: Sequence[InstallRequest]) -> list[NodeReport]:
-        return [self.hosts[r.node].install(r) for r in requests]
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(self.hosts)
 
-    def poll(self, run: int) -> list[NodeReport]:
-        return [h.poll(PollRequest("", run, n)) for n, h in self.hosts.items()]
+    def kill(self, *nodes: NodeId) -> None:
+        """The executor is gone, with its node process."""
+        self.dead.update(nodes)
+        for node in nodes:
+            self.hosts.pop(node, None)
+
+    def replace(self, node: NodeId) -> None:
+        """The node process is another one."""
+        self.hosts[node] = Host()
+
+    def connect(self, spec: bytes, sources: tuple[str, ...], schema: pa.Schema) -> None:
+        self._spec, self._sources, self._schema = spec, sources, schema
+        self._driver = uuid.uuid4().hex
+
+    def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
+        self._check("poll", 0, nodes, None)
+        return [self.hosts[n].poll(PollRequest("", run, n)) for n in nodes]
+
+    def await_nodes(self) -> tuple[NodeId, ...]:
+        if not self.hosts:
+            raise ClusterError("no node is left")
+        return self.nodes
 
     def forget(self) -> None:
         """The hosts stay as they are: whatever is left in them must not matter."""
@@ -76,54 +110,103 @@ class LocalNodes:
         plan: SlicePlan,
         run: int,
         confirmed: int,
+        trim: int,
         mapping: Any,
-        spec: bytes,
-        sources: tuple[str, ...],
-        schema: pa.Schema,
         batch: Batch | None,
     ) -> tuple[int, list[NodeReport]]:
+        nodes = mapping.nodes
         count = {Feed.LIVE: len(batch or ()), Feed.LOG: plan.source_tasks, Feed.NONE: 0}[plan.feed]
-        request = SourceRequest(run, self.nodes, mapping, plan, count, sources, schema)
-        arrived = self._arrived(
-            [self._source_task(spec, request, task, batch) for task in range(count)]
-        )
+        self._check("source", 0, nodes, count)
+        request = SourceRequest(run, nodes, mapping, plan, count, self._sources, self._schema)
+        sent = []
+        for task in range(count):
+            sent.append(self._source_task(request, task, batch))
+            self._check("source", task + 1, nodes, count)
+
+        def wave(node: NodeId, depth: int, last: bool) -> WaveRequest:
+            return WaveRequest("", run, node, nodes, plan, count, depth, last, confirmed, trim)
+
+        return count, self._waves_of(wave, sent, nodes, count)
+
+    def recover(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+        self.recovered.append(plan)
+        nodes = plan.mapping.nodes
+        logs = sum(s.source_tasks for s in plan.slices) if plan.reads_log else 0
+        count = min(len(nodes), logs)
+        self._check("replay", 0, nodes, None)
+        request = ReplayRequest(run, nodes, plan, count)
+        sent = []
+        for task in range(count):
+            for _ in range(self._times()):
+                blobs = run_replay_task(pickle.loads(self._spec), request, task)
+            sent.append([b"".join(b) for b in blobs])
+
+        def wave(node: NodeId, depth: int, last: bool) -> RecoverRequest:
+            spec = self._spec if depth == 1 else None
+            return RecoverRequest("", spec, self._driver, run, node, nodes, plan, depth, last)
+
+        return self._waves_of(wave, sent, nodes, None)
+
+    def _waves_of(
+        self,
+        wave: Callable[[NodeId, int, bool], Any],
+        sent: list[list[bytes]],
+        nodes: tuple[NodeId, ...],
+        tasks: int | None,
+    ) -> list[NodeReport]:
         reports: list[NodeReport] = []
         for depth in range(1, self._waves + 1):
-            last = depth == self._waves
+            arrived = self._arrived(sent, nodes)
             sent = []
-            for node in self.nodes:
-                wave = WaveRequest("", run, node, self.nodes, plan, count, depth, last, confirmed)
-                blobs, report = self._wave(wave, arrived[node])
+            for node in nodes:
+                request = wave(node, depth, depth == self._waves)
+                step = "wave" if isinstance(request, WaveRequest) else "recovery"
+                self._check(step, depth, nodes, tasks)
+                blobs, report = self._wave(request, arrived[node])
                 sent.append([b"".join(b) for b in blobs])
                 if report is not None:
                     reports.append(report)
-            if not last:
-                arrived = self._arrived(sent)
-        return count, reports
+        self._check("end", self._waves, nodes, tasks)
+        return reports
 
-    def _source_task(
-        self, spec: bytes, request: SourceRequest, task: int, batch: Batch | None
-    ) -> list[bytes]:
+    def _check(self, step: str, depth: int, nodes: tuple[NodeId, ...], tasks: int | None) -> None:
+        self.before(step, depth)
+        lost = [n for n in nodes if n in self.dead]
+        if lost:
+            raise NodesLostError(lost, "killed", tasks)
+
+    def _source_task(self, request: SourceRequest, task: int, batch: Batch | None) -> list[bytes]:
         blobs: list[list[Any]] = []
         for _ in range(self._times()):
             live = batch[task] if request.plan.feed is Feed.LIVE and batch is not None else {}
             frames = _frames(live, request.sources, request.schema)
-            blobs = run_source_task(pickle.loads(spec), request, task, frames)
+            blobs = run_source_task(pickle.loads(self._spec), request, task, frames)
         return [b"".join(b) for b in blobs]
 
-    def _wave(self, wave: WaveRequest, blobs: list[bytes]) -> tuple[Any, NodeReport | None]:
+    def _wave(
+        self, wave: WaveRequest | RecoverRequest, blobs: list[bytes]
+    ) -> tuple[Any, NodeReport | None]:
         if self._past and self.faults.random.random() < self.faults.stale:
             old, with_blobs = self.faults.random.choice(self._past)
-            self.hosts[old.node].wave(old, with_blobs)
+            if old.node in self.hosts:
+                self._call(old, with_blobs)
         self._past.append((wave, blobs))
         answer = None
         for _ in range(self._times()):
-            answer = self.hosts[wave.node].wave(wave, blobs)
+            answer = self._call(wave, blobs)
         assert answer is not None
         return answer
 
-    def _arrived(self, sent: list[list[bytes]]) -> dict[NodeId, list[bytes]]:
-        arrived = {n: [blobs[i] for blobs in sent] for i, n in enumerate(self.nodes)}
+    def _call(self, wave: WaveRequest | RecoverRequest, blobs: list[bytes]) -> Any:
+        host = self.hosts[wave.node]
+        return (
+            host.wave(wave, blobs) if isinstance(wave, WaveRequest) else host.recover(wave, blobs)
+        )
+
+    def _arrived(
+        self, sent: list[list[bytes]], nodes: tuple[NodeId, ...]
+    ) -> dict[NodeId, list[bytes]]:
+        arrived = {n: [blobs[i] for blobs in sent] for i, n in enumerate(nodes)}
         if self.faults.shuffle:
             for blobs in arrived.values():
                 if blobs:
@@ -164,6 +247,7 @@ class LocalRun:
         checkpoint_interval_ms: int = 1,
         max_rows_per_slice: int | None = None,
         schemas: Mapping[str, pa.Schema] | None = None,
+        backups: frozenset[str] | None = None,
     ) -> None:
         parts = JobParts(
             plan=topology.plan(),
@@ -176,13 +260,16 @@ class LocalRun:
             root,
             checkpoint_interval_ms=checkpoint_interval_ms,
             max_rows_per_slice=max_rows_per_slice,
+            backups=backups,
         )
         self.driver = JobDriver(None, parts, config)  # type: ignore[arg-type]
         known = dict(schemas) if schemas else dict.fromkeys(topology._sources, SCHEMA)
         united = pa.schema([(n, pa.struct(list(s))) for n, s in known.items()])
         self.driver.prepare(known, united if len(known) > 1 else next(iter(known.values())))
         self.nodes = hosts or LocalNodes(nodes, parts.plan.waves, faults)
-        self.driver.take_over(lambda: self.nodes)  # type: ignore[arg-type, return-value]
+        prepared = self.driver._prepared
+        self.nodes.connect(self.driver._spec, prepared.sources, prepared.schema)
+        self.driver.take_over(lambda: (self.nodes, self.nodes.nodes))
         newest = self.driver.controller.newest
         self.next_batch = newest.batch + 1 if newest and newest.batch is not None else 0
 

@@ -53,7 +53,7 @@ def plant_applied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Partition.apply
 
     def apply(self: Partition, *args: Any) -> Any:
-        self.output = None
+        self.outputs.clear()
         return real(self, *args)
 
     monkeypatch.setattr(Partition, "apply", apply)
@@ -72,7 +72,8 @@ def plant_sealed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seal(self: Host, slice_no: int) -> None:
         real(self, slice_no)
-        self._sealed = 0
+        for partition in self._partitions.values():
+            partition.sealed = 0
 
     monkeypatch.setattr(Host, "_seal", seal)
 
@@ -143,8 +144,8 @@ def old_epoch(root: Path) -> bool:
     hosts.lose = lambda blob, node, count: False
     real = hosts._arrived
 
-    def keep(sent: list[list[bytes]]) -> Any:
-        stale.append(real(sent))
+    def keep(sent: list[list[bytes]], nodes: Any) -> Any:
+        stale.append(real(sent, nodes))
         return stale[-1]
 
     hosts._arrived = keep  # type: ignore[method-assign]
@@ -170,11 +171,11 @@ def _feed_behind(run: LocalRun, hosts: LocalNodes, comparison: Comparison) -> bo
     newest = run.driver.controller.newest
     assert newest is not None
     rows = table([(1, 99)])
-    old = Bundle(0, newest.number + 1, 0, run.driver.run - 1, {0: (0, 1), 1: (0, 1)}, rows)
+    old = Bundle(0, newest.number + 1, 0, run.driver.actions.run - 1, {0: (0, 1), 1: (0, 1)}, rows)
     real = hosts._arrived
 
-    def behind(sent: list[list[bytes]]) -> Any:
-        return {n: [b"".join(encode_blob([old])), *blobs] for n, blobs in real(sent).items()}
+    def behind(sent: list[list[bytes]], nodes: Any) -> Any:
+        return {n: [b"".join(encode_blob([old])), *bs] for n, bs in real(sent, nodes).items()}
 
     hosts._arrived = behind  # type: ignore[method-assign]
     try:

@@ -10,7 +10,7 @@ from local_run import LocalNodes, LocalRun
 from test_local_runs import Comparison, _simple
 
 import anabranch as ab
-from anabranch.errors import ClusterError, ConfigError, StorageError, TopologyError
+from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.model.ids import NodeId
 from anabranch.node.host import Host
 from oracle import Dataflow, Step
@@ -24,7 +24,7 @@ def fed(comparison: Comparison, root: Path, batches: int, interval: int = 1) -> 
     run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval)
     for n in range(batches):
         comparison.feed(run, batch(n))
-        run.driver._runner.poll(run.driver.run)
+        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
     run.stop()
     comparison.feed(LocalRun(comparison.topology(), root, checkpoint_interval_ms=10**9), batch(50))
 
@@ -77,24 +77,6 @@ def test_a_missing_source_log_is_told(tmp_path: Path) -> None:
     next((tmp_path / "source-log").glob("*/00000.log")).unlink()
     with pytest.raises(StorageError, match=r"the source log of slice 1 has 1 rows .* says 7"):
         LocalRun(comparison.topology(), tmp_path)
-
-
-@pytest.mark.parametrize("when", ["slice", "stop"])
-def test_a_replaced_node_process_is_noticed_and_a_restart_goes_on(
-    tmp_path: Path, when: str
-) -> None:
-    comparison = Comparison(_simple())
-    run = LocalRun(comparison.topology(), tmp_path)
-    comparison.feed(run, batch(0))
-    run.nodes.hosts[run.nodes.nodes[1]] = Host()
-    with pytest.raises(ClusterError, match="lost with its partitions; start the job again"):
-        if when == "slice":
-            run.feed(batch(1))
-        else:
-            run.stop()
-    run.kill()
-    run = LocalRun(comparison.topology(), tmp_path)
-    comparison.feed(run, batch(1))
 
 
 def test_an_operator_named_source_shares_a_sink_with_source_tasks(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from anabranch.model.mapping import Mapping as PartitionMapping
-from anabranch.model.plan import Plan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import SlicePlan
 
@@ -17,7 +16,6 @@ class Progress:
     """One slice. Times in seconds, sizes in bytes."""
 
     slice: int
-    replay: bool
     batch: int | None
     processing_ms: int
     seconds: float
@@ -32,6 +30,7 @@ class Progress:
     state_rows: int
     state_bytes: int
     state_by_operator: Mapping[str, tuple[int, int]]  # chain → (rows, bytes)
+    backup_bytes: int
     cpu_s: float
     nodes: Mapping[str, tuple[int, int, int]]  # node → (pid, resident bytes, partitions)
 
@@ -44,7 +43,6 @@ def summarise(
     reports: Sequence[NodeReport],
     seconds: float,
     mapping: PartitionMapping,
-    topology: Plan,
 ) -> Progress:
     """Add up what the nodes reported."""
     sources = [s for r in reports for s in r.sources]
@@ -61,7 +59,6 @@ def summarise(
         state[partition.chain] = (rows + report.state_rows, size + report.state_bytes)
     return Progress(
         slice=plan.number,
-        replay=plan.replay,
         batch=plan.batch,
         processing_ms=plan.processing_ms,
         seconds=seconds,
@@ -76,6 +73,7 @@ def summarise(
         state_rows=sum(x.state_rows for _, x in partitions),
         state_bytes=sum(x.state_bytes for _, x in partitions),
         state_by_operator=state,
+        backup_bytes=sum(x.backup_bytes for _, x in partitions),
         cpu_s=sum(x.cpu_s for _, x in partitions) + sum(s.cpu_s for s in sources),
         nodes={r.node: (r.pid, r.memory_bytes, len(mapping.hosted_by(r.node))) for r in reports},
     )

@@ -1,0 +1,284 @@
+"""Carries out the control plane's commands: journal, sinks, storage, and waves on a cluster.
+
+The cluster is whatever implements `Waves`: Spark's executors, or hosts in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from anabranch.control.controller import Past
+from anabranch.control.fingerprint import refuse_difference
+from anabranch.driver.preparing import Prepared
+from anabranch.driver.progress import Progress, summarise
+from anabranch.errors import StorageError
+from anabranch.model.commands import (
+    AwaitNodes,
+    Command,
+    ExposeSlice,
+    FailRun,
+    FinishBatch,
+    FinishRun,
+    PollNodes,
+    RecoverPartitions,
+    RunSlice,
+    TrimStorage,
+    WriteHead,
+    WriteSlice,
+)
+from anabranch.model.events import (
+    Event,
+    NodesJoined,
+    NodesLost,
+    NodesPolled,
+    PartitionsRecovered,
+    RestoreFailed,
+    SliceRan,
+)
+from anabranch.model.ids import NodeId
+from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.plan import Plan
+from anabranch.model.recovery import Recovery, RecoveryPlan
+from anabranch.model.reports import NodeReport
+from anabranch.model.slices import Feed, SlicePlan
+from anabranch.storage import source_log
+from anabranch.storage.journal import Head, Journal
+from anabranch.storage.sinks import Sink
+
+log = logging.getLogger("anabranch")
+POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
+PROGRESS_KEPT = 1_000
+
+
+class NodesLostError(Exception):
+    """Raised by `Waves` instead of an answer: nodes it needs are gone, nothing runs any more."""
+
+    def __init__(self, nodes: Sequence[NodeId], reason: str, source_tasks: int | None) -> None:
+        super().__init__(f"{', '.join(nodes)}: {reason}")
+        self.nodes = tuple(nodes)
+        self.reason = reason
+        self.source_tasks = source_tasks  # of the slice that was running, where it has any
+
+
+class Waves(Protocol):
+    """A cluster that runs waves. Every method may raise NodesLostError."""
+
+    def run_slice(
+        self,
+        plan: SlicePlan,
+        run: int,
+        confirmed: int,
+        trim: int,
+        mapping: PartitionMapping,
+        batch: Any,
+    ) -> tuple[int, list[NodeReport]]:
+        """Run one slice; the number of its source tasks, and every node's report."""
+        ...
+
+    def recover(self, plan: RecoveryPlan, run: int) -> list[NodeReport]: ...
+
+    def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]: ...
+
+    def await_nodes(self) -> tuple[NodeId, ...]:
+        """Wait for nodes that are ready; raises ClusterError when none comes."""
+        ...
+
+    def forget(self) -> None:
+        """The job has ended: drop its state on the nodes."""
+        ...
+
+
+class Actions:
+    """Owns the journal; one command at a time."""
+
+    def __init__(self, root: Path, plan: Plan, prepared: Prepared, sinks: Mapping[str, Sink]):
+        self._root = root
+        self._plan = plan
+        self._prepared = prepared
+        self._sinks = sinks
+        self._journal = Journal(root / "journal")
+        self._mapping: PartitionMapping | None = None
+        self._confirmed = 0
+        self._known_lost_at = 0.0
+        self._lost: tuple[NodeId, ...] = ()
+        self._lost_reason = "start"
+        self._restore_s = 0.0
+        self.run = 0  # the driver's generation
+        self.batch: Any = None  # what the source offers now
+        self.finished_batch: int | None = None
+        self.last_slice_at = time.monotonic()
+        self.progress: deque[Progress] = deque(maxlen=PROGRESS_KEPT)
+        self.recoveries: list[Recovery] = []
+        self.on_progress: list[Callable[[Progress], None]] = []
+
+    def resume(self) -> Past:
+        """Read what earlier runs journalled."""
+        past = Past()
+        found = self._journal.read()
+        if found is not None:
+            head, slices = found
+            now = self._prepared.fingerprint
+            refuse_difference(head.fingerprint, now, str(self._root))
+            before: Mapping[str, int] = head.fingerprint["parallelism"]
+            declared: Mapping[str, int] = now["parallelism"]
+            past = Past(
+                cut=head.cut,
+                previous=head.previous,
+                slices=(*head.slices, *slices),
+                epochs=head.epochs,
+                groups=head.groups,
+                rescaled=frozenset(c for c in declared if before.get(c) != declared[c]),
+                mapping_version=head.mapping_version,
+                generation=head.generation,
+            )
+        self.run = past.generation + 1
+        self._confirmed = past.slices[-1].number if past.slices else 0
+        return past
+
+    def complete_sinks(self, past: Past) -> None:
+        """A crash between journal and sink leaves the newest slice unexposed."""
+        if past.slices:
+            self._expose(ExposeSlice(past.slices[-1], ()))
+        for sink in self._sinks.values():
+            sink.begin(past.slices[-1].number if past.slices else 0)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def execute(self, command: Command, waves: Waves) -> Event | None:
+        """Do it; the event it leads to, if any."""
+        try:
+            return self._execute(command, waves)
+        except NodesLostError as e:
+            return self.lost(e.nodes, e.reason, self._logged(command, e.source_tasks))
+
+    def lost(self, nodes: tuple[NodeId, ...], reason: str, logged: int | None = None) -> NodesLost:
+        """Nodes are gone: the event that says so, and the time from which a recovery counts."""
+        log.warning("lost node %s: %s", ", ".join(nodes), reason)
+        self._lost, self._lost_reason = nodes, reason
+        self._known_lost_at = time.monotonic()
+        return NodesLost(nodes, reason, logged, now_ms())
+
+    def _execute(self, command: Command, waves: Waves) -> Event | None:
+        match command:
+            case RecoverPartitions():
+                return self._recover(command.plan, waves)
+            case RunSlice():
+                return self._run_slice(command, waves)
+            case WriteSlice():
+                self._journal.append(command.record)
+                self._confirmed = command.record.number
+            case ExposeSlice():
+                self._expose(command)
+            case WriteHead():
+                self._begin_segment(command)
+            case TrimStorage():
+                self._trim(command)
+            case FinishBatch():
+                self.finished_batch = command.batch
+            case AwaitNodes():
+                log.warning("no node is left; waiting for one")
+                return NodesJoined(waves.await_nodes(), now_ms())
+            case PollNodes():
+                assert self._mapping is not None
+                time.sleep(POLL_PAUSE_S)
+                reports = waves.poll(self.run, self._mapping.nodes)
+                return NodesPolled(tuple(reports), now_ms())
+            case FailRun():
+                raise command.error
+            case FinishRun():
+                log.info("the run ended after slice %s", self._confirmed)
+        return None
+
+    def _logged(self, command: Command, source_tasks: int | None) -> int | None:
+        """The source tasks of a slice that was cut short, if all of them had logged their rows."""
+        if not isinstance(command, RunSlice) or command.plan.feed is not Feed.LIVE:
+            return None
+        plan = command.plan
+        found = source_log.logged_tasks(self._root, plan.number, plan.generation, plan.attempt)
+        return source_tasks if found == source_tasks else None
+
+    def _run_slice(self, command: RunSlice, waves: Waves) -> Event:
+        assert self._mapping is not None
+        plan = command.plan
+        started = time.monotonic()
+        tasks, reports = waves.run_slice(
+            plan=plan,
+            run=self.run,
+            confirmed=self._confirmed,
+            trim=command.trim,
+            mapping=self._mapping,
+            batch=self.batch,
+        )
+        self.last_slice_at = time.monotonic()
+        progress = summarise(plan, reports, self.last_slice_at - started, self._mapping)
+        self.progress.append(progress)
+        for observe in self.on_progress:
+            observe(progress)
+        return SliceRan(plan.number, tasks, tuple(reports), now_ms())
+
+    def _recover(self, plan: RecoveryPlan, waves: Waves) -> Event:
+        self._mapping = plan.mapping
+        started = time.monotonic()
+        if not self.recoveries and plan.part == 0 and not self._lost:
+            self._known_lost_at = started  # a start: nothing was lost
+        reports = waves.recover(plan, self.run)
+        torn = [f for r in reports for f in r.failures if f.kind == "restore"]
+        if torn:
+            log.warning("%s; trying the checkpoint before it", torn[0].message)
+            return RestoreFailed(StorageError(torn[0].message), now_ms())
+        self._note(plan, reports, time.monotonic() - started)
+        return PartitionsRecovered(tuple(reports), now_ms())
+
+    def _note(self, plan: RecoveryPlan, reports: Sequence[NodeReport], seconds: float) -> None:
+        restore = max((r.restore_s for r in reports), default=0.0) if plan.part == 0 else 0.0
+        recovery = Recovery(
+            nodes=self._lost,
+            partitions=tuple(sorted(plan.restored)),
+            shadows=len(plan.shadows),
+            from_slice=plan.cut,
+            to_slice=plan.next_slice - 1,
+            reason=self._lost_reason,
+            restore_s=restore,
+            replay_s=seconds - restore,
+            total_s=time.monotonic() - self._known_lost_at,
+        )
+        self.recoveries.append(recovery)
+        log.info("%s", recovery)
+
+    def _expose(self, command: ExposeSlice) -> None:
+        for name, sink in self._sinks.items():
+            staged = [s for s in command.staged if s.sink == name]
+            files = command.record.staged.get(name, [])
+            sink.expose(command.record.number, files, staged)
+
+    def _begin_segment(self, command: WriteHead) -> None:
+        self._journal.begin(
+            Head(
+                generation=self.run,
+                fingerprint=self._prepared.fingerprint,
+                cut=command.cut,
+                previous=command.previous,
+                slices=command.slices,
+                epochs=command.epochs,
+                groups=command.mapping.groups,
+                mapping_version=command.mapping.version,
+            )
+        )
+
+    def _trim(self, command: TrimStorage) -> None:
+        source_log.trim(self._root, command.log_below)
+        for path in (self._root / "checkpoints").glob("*/*/*.ckpt"):
+            if str(path.relative_to(self._root)) not in command.keep_files:
+                number = int(path.name.partition("-")[0])
+                if number < command.log_below:
+                    path.unlink(missing_ok=True)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,111 @@
+"""A topology and the schemas of its sources, compiled to what nodes run; refusals come first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.errors import ConfigError, TopologyError
+from anabranch.model.plan import Plan
+from anabranch.node.messages import JobSpec
+from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
+from anabranch.operators.canonical import require_column
+from anabranch.storage.sinks import Parquet, Sink
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How to run a topology."""
+
+    checkpoint: Path
+    slice_interval_ms: int = 1_000
+    checkpoint_interval_ms: int = 10_000
+    max_rows_per_slice: int | None = None
+    available_now: bool = False
+    backups: frozenset[str] | None = None  # operators that back up; None: all
+    node_timeout_ms: int = 5_000  # silent for so long, a node counts as lost
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What the API hands over: the plan and everything that is not pure."""
+
+    plan: Plan
+    sources: Mapping[str, Any]
+    event_times: Mapping[str, str]
+    watermark_delays_us: Mapping[str, int]
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can run."""
+
+    spec: JobSpec
+    fingerprint: Mapping[str, Any]
+    sources: tuple[str, ...]
+    schema: pa.Schema  # of a batch: the source's rows, or one struct column per source
+
+
+def prepare(
+    parts: JobParts, config: RunConfig, schemas: Mapping[str, pa.Schema], united: pa.Schema
+) -> Prepared:
+    """Compile the job for the schemas of its sources and of their union; refuse what cannot run."""
+    plan = parts.plan
+    outputs, inputs = infer_schemas(plan.topology, schemas, parts.sinks)
+    _check_event_times(parts.event_times, outputs)
+    _check_paths(parts.sinks)
+    spec = JobSpec(
+        name=plan.topology.name,
+        programs=build_programs(plan, outputs, inputs),
+        sinks=parts.sinks,
+        root=str(config.checkpoint.absolute()),
+        key_groups=plan.topology.key_groups,
+        max_rows_per_slice=config.max_rows_per_slice,
+        event_times=parts.event_times,
+        backups=backup_chains(plan, config.backups),
+    )
+    return Prepared(spec, fingerprint(plan, inputs), tuple(schemas), united)
+
+
+def backup_chains(plan: Plan, operators: frozenset[str] | None) -> frozenset[str] | None:
+    """The chains that keep their output, for the operators that shall back up."""
+    if operators is None:
+        return None
+    unknown = operators - {o.name for o in plan.topology.operators}
+    if unknown:
+        known = ", ".join(o.name for o in plan.topology.operators)
+        raise ConfigError(
+            f"backups names {', '.join(sorted(unknown))}, which is no operator of this topology; "
+            f"it has {known}"
+        )
+    return frozenset(c.name for c in plan.chains if operators & set(c.operators))
+
+
+def _check_event_times(columns: Mapping[str, str], outputs: Mapping[str, pa.Schema]) -> None:
+    for source, column in columns.items():
+        kind = require_column(outputs[source], column, f"the event time of source {source!r}")
+        if not pa.types.is_timestamp(kind):
+            raise TopologyError(
+                f"the event time of source {source!r}, column {column!r}, is {kind}; cast it to "
+                "a timestamp",
+                operator=source,
+            )
+
+
+def _check_paths(sinks: Mapping[str, Sink]) -> None:
+    """Two sinks in one directory would take each other's slices for their own."""
+    owners: dict[Path, str] = {}
+    for name, sink in sinks.items():
+        if isinstance(sink, Parquet):
+            other = owners.setdefault(Path(sink.path).absolute(), name)
+            if other != name:
+                raise TopologyError(
+                    f"the sinks {other!r} and {name!r} write to the same directory {sink.path}; "
+                    "give each its own, or unite their streams",
+                    operator=name,
+                )

@@ -1,0 +1,65 @@
+"""A recovery as it is planned and as it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from functools import cached_property
+
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.mapping import Mapping
+from anabranch.model.slices import SlicePlan
+
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """Which partitions are restored where, and what they replay. A start restores all of them.
+
+    `restored` are rebuilt for good under the new mapping; `shadows` are copies of healthy
+    partitions, rebuilt beside them only to produce once more what they did not back up; `senders`
+    are healthy partitions that send their backups. All begin after slice `cut` and end, equal to
+    the healthy ones, after the last of `slices`.
+    """
+
+    mapping: Mapping
+    cut: int
+    files: MappingOf[PartitionId, tuple[str, ...]]  # checkpoint files, oldest first
+    restored: frozenset[PartitionId]
+    shadows: frozenset[PartitionId]
+    senders: frozenset[PartitionId]
+    slices: tuple[SlicePlan, ...]
+    reads_log: bool  # does anything rebuilt take input from a source?
+    # A long replay comes in several parts; the first one installs.
+    part: int = 0
+
+    @property
+    def first(self) -> int:
+        return self.slices[0].number if self.slices else self.cut + 1
+
+    @property
+    def next_slice(self) -> int:
+        return self.slices[-1].number + 1 if self.slices else self.cut + 1
+
+    @cached_property
+    def rebuilt(self) -> frozenset[PartitionId]:
+        return self.restored | self.shadows
+
+    @cached_property
+    def chains(self) -> frozenset[str]:
+        """Chains with partitions that need their input again."""
+        return frozenset(p.chain for p in self.rebuilt)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One recovery as it went, for the log and the live view. Times in seconds."""
+
+    nodes: tuple[NodeId, ...]  # lost
+    partitions: tuple[PartitionId, ...]  # restored
+    shadows: int
+    from_slice: int  # the cut
+    to_slice: int  # the newest slice replayed
+    reason: str
+    restore_s: float
+    replay_s: float
+    total_s: float  # from the moment the loss was known

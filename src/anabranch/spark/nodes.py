@@ -1,0 +1,164 @@
+"""Which nodes there are, which are lost, and which have newly joined: one owner of that view.
+
+A thread looks at Spark's list of executors a few times a second. Jobs run under a guard: when a
+node they need is gone, their pinned tasks would wait for it, so they are cancelled. Executors
+that join are warmed (Python started, node process up) before anybody hears of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from anabranch.errors import ClusterError
+from anabranch.model.ids import NodeId
+from anabranch.spark.session import executors
+
+log = logging.getLogger("anabranch")
+LOOK_S = 0.05  # a look at the driver's list of executors takes less than a millisecond
+SETTLE_S = 2.0  # a job failed: so long until Spark must have noticed that an executor is gone
+AWAIT_NODES_S = 300.0
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A job's nodes, while it runs."""
+
+    watch: NodeWatch
+    nodes: tuple[NodeId, ...]
+    tag: str
+
+    def lost(self) -> dict[NodeId, str]:
+        """Its nodes that are gone; waits a moment, for Spark may fail the job before it knows."""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            found = {n: r for n, r in self.watch.lost.items() if n in self.nodes}
+            if found:
+                return found
+            time.sleep(LOOK_S)
+        return {}
+
+
+class NodeWatch:
+    """Start it with the executors that are already warm."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        warm: Callable[[NodeId], None],
+        on_lost: Callable[[tuple[NodeId, ...], str], None],
+        on_joined: Callable[[tuple[NodeId, ...]], None],
+    ) -> None:
+        self._spark = spark
+        self._sc: Any = spark.sparkContext
+        self._warm = warm
+        self._on_lost = on_lost
+        self._on_joined = on_joined
+        self._locations: dict[NodeId, Any] = {}
+        self._guards: set[Guard] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.lost: dict[NodeId, str] = {}
+        self.ready: tuple[NodeId, ...] = ()
+        for node, host in executors(spark).items():
+            self._add(NodeId(node), host)
+        self.ready = tuple(self._locations)
+
+    def start(self) -> None:
+        threading.Thread(target=self._look_on, name="anabranch-nodes", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def location(self, node: NodeId) -> Any:
+        """A Scala sequence of the one location of a node."""
+        return self._locations[node]
+
+    @property
+    def settled(self) -> bool:
+        """Is every executor a node that is warm?"""
+        return not self.lost and len(self.ready) == len(self._locations)
+
+    def await_nodes(self) -> tuple[NodeId, ...]:
+        """Nodes that have joined and are warm; ClusterError when none comes."""
+        deadline = time.monotonic() + AWAIT_NODES_S
+        while not self.ready:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"all nodes were lost and no new one joined within {AWAIT_NODES_S:.0f} s; "
+                    "start the job again with the same checkpoint directory, nothing committed "
+                    "is lost"
+                )
+            time.sleep(LOOK_S)
+        return self.ready
+
+    @contextlib.contextmanager
+    def guarding(self, nodes: tuple[NodeId, ...]) -> Iterator[Guard]:
+        """Whatever jobs this thread runs inside are cancelled when one of their nodes is gone."""
+        guard = Guard(self, nodes, f"anabranch-{uuid.uuid4().hex}")
+        self._sc.addJobTag(guard.tag)
+        with self._lock:
+            self._guards.add(guard)
+        try:
+            yield guard
+        finally:
+            with self._lock:
+                self._guards.discard(guard)
+            self._sc.removeJobTag(guard.tag)
+
+    def declare_lost(self, node: NodeId, reason: str) -> None:
+        """This node is not used again, whatever Spark thinks of it."""
+        self.ready = tuple(n for n in self.ready if n != node)
+        self.lost.setdefault(node, reason)
+
+    def _add(self, node: NodeId, host: str) -> None:
+        jvm: Any = self._sc._jvm
+        where = jvm.java.util.ArrayList()
+        where.add(f"executor_{host}_{node}")
+        self._locations[node] = jvm.org.apache.spark.api.python.PythonUtils.toSeq(where)
+
+    def _look_on(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            try:
+                self._look()
+            except Exception as e:
+                if self._sc._jsc is None or self._sc._jsc.sc().isStopped():
+                    return  # the Spark application has ended, and this with it
+                log.debug("a look at the executors failed: %r", e)
+
+    def _look(self) -> None:
+        here = executors(self._spark)
+        gone = [n for n in self._locations if n not in here and n not in self.lost]
+        for node in gone:
+            self.declare_lost(node, "its executor is gone")
+        with self._lock:
+            doomed = [g for g in self._guards if self.lost.keys() & set(g.nodes)]
+        for guard in doomed:
+            self._sc.cancelJobsWithTag(guard.tag)  # again, until it has let go
+        if gone and not doomed:
+            threading.Thread(
+                target=self._on_lost, args=(tuple(gone), "its executor is gone"), daemon=True
+            ).start()
+        for new in [NodeId(n) for n in here if n not in self._locations]:
+            self._add(new, here[new])
+            threading.Thread(target=self._welcome, args=(new,), daemon=True).start()
+
+    def _welcome(self, node: NodeId) -> None:
+        try:
+            self._warm(node)
+        except Exception as e:
+            log.warning("node %s joined but could not be warmed: %s", node, e)
+            return
+        if node in self.lost:
+            return
+        self.ready = (*self.ready, node)
+        log.info("node %s joined", node)
+        self._on_joined((node,))

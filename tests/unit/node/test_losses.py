@@ -1,0 +1,199 @@
+"""Nodes die and node processes are replaced at any step of slices, recoveries and polls: every
+slice of every sink is still exactly the oracle's, whichever operators back up."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from flows import FOLDS
+from local_run import Batch, Faults, LocalNodes, LocalRun
+from test_local_runs import HARMLESS, Comparison
+
+import anabranch as ab
+from anabranch.model.ids import NodeId
+from anabranch.node import host as host_module
+from anabranch.node.host import Host
+from oracle import Dataflow, Step
+
+# Two shuffles, a diamond and an operator without any state behind it.
+DEEP = Dataflow(
+    (
+        Step("s", "source"),
+        Step("sum", "sum", ("s",), 3),
+        Step("spread", "map", ("sum",), 5),
+        Step("max", "max", ("spread",), 3),
+        Step("again", "map", ("max", "sum"), 4),
+        Step("count", "count", ("again",), 2),
+        Step("sums", "sink", ("sum",)),
+        Step("out", "sink", ("count",)),
+    )
+)
+
+
+def random_flow(dice: random.Random) -> Dataflow:
+    steps = [Step(f"s{i}", "source") for i in range(dice.randint(1, 2))]
+    for i in range(dice.randint(2, 6)):
+        what = dice.choice(("filter", "map", "map", *FOLDS, *FOLDS))
+        names = [s.name for s in steps]
+        reads = dice.sample(names, min(len(names), dice.randint(1, 2)))
+        steps.append(Step(f"o{i}", what, tuple(reads), dice.randint(2, 5)))
+    read = {n for s in steps for n in s.reads}
+    leaves = [s.name for s in steps if s.name not in read]
+    steps += [Step(f"out{i}", "sink", (name,)) for i, name in enumerate(leaves)]
+    return Dataflow(tuple(steps))
+
+
+def random_batch(dice: random.Random, flow: Dataflow) -> Batch:
+    sources = [s.name for s in flow.steps if s.what == "source"]
+
+    def rows() -> list[tuple[int | None, int]]:
+        keys = [None, *range(12)]
+        return [(dice.choice(keys), dice.randint(-20, 20)) for _ in range(dice.randint(0, 10))]
+
+    return [{n: rows() for n in sources} for _ in range(dice.randint(0, 3))]
+
+
+class Mishaps:
+    """Kills and replaces by chance before any step; at least one node always comes back."""
+
+    def __init__(self, nodes: LocalNodes, dice: random.Random, chance: float) -> None:
+        self.nodes, self.dice, self.chance = nodes, dice, chance
+        self.left = 8  # in a row; more would be taken for state that kills its nodes
+        self.steps: dict[str, int] = {}
+        self._next = 100
+
+    def __call__(self, step: str, depth: int) -> None:
+        if self.left == 0 or self.dice.random() > self.chance:
+            return
+        self.left -= 1
+        self.steps[step] = self.steps.get(step, 0) + 1
+        victims = self.dice.sample(self.nodes.nodes, self.dice.randint(1, len(self.nodes.nodes)))
+        if self.dice.random() < 0.3:
+            for victim in victims:
+                self.nodes.replace(victim)
+            return
+        self.nodes.kill(*victims)
+        for _ in range(self.dice.randint(0 if self.nodes.nodes else 1, 2)):
+            self._next += 1
+            self.nodes.hosts[NodeId(str(self._next))] = Host()
+
+
+def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> dict[str, int]:
+    """One random run; the steps at which something was lost."""
+    dice = random.Random(seed)
+    flow = flow or random_flow(dice)
+    comparison = Comparison(flow)
+    names = [s.name for s in flow.steps]
+    backups = dice.choice(
+        [None, frozenset[str](), frozenset(dice.sample(names, dice.randint(1, len(names))))]
+    )
+    steps: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        for _ in range(dice.randint(1, 2)):  # drivers
+            run = LocalRun(
+                comparison.topology(),
+                Path(root),
+                dice.randint(1, 4),
+                Faults(seed, **HARMLESS),
+                checkpoint_interval_ms=dice.choice([1, 1, 30, 10**9]),
+                backups=backups,
+            )
+            mishaps = Mishaps(run.nodes, dice, dice.choice([0.02, 0.05, 0.15]))
+            run.nodes.before = mishaps
+            for _ in range(dice.randint(2, 6)):
+                mishaps.left = 8
+                comparison.feed(run, random_batch(dice, flow))
+                if dice.random() < 0.3 and len(run.nodes.nodes) > 1:  # between two slices
+                    lost = (dice.choice(run.nodes.nodes),)
+                    run.nodes.kill(*lost)
+                    run.driver._on_lost(lost, "killed")
+            mishaps.left = 8
+            if dice.random() < 0.5:
+                run.stop()
+            else:
+                run.kill()
+            for step, count in mishaps.steps.items():
+                steps[step] = steps.get(step, 0) + count
+    return steps
+
+
+def test_losses_at_any_step_change_nothing() -> None:
+    hit: dict[str, int] = {}
+    for seed in range(60):
+        for step, count in run_seed(seed).items():
+            hit[step] = hit.get(step, 0) + count
+    assert {"source", "wave", "recovery", "replay", "end", "poll"} <= hit.keys(), hit
+
+
+def test_losses_behind_several_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "BACKUP_MEMORY_BYTES", 100)  # all backups on disk
+    for seed in range(30):
+        run_seed(seed, DEEP)
+
+
+def test_only_what_was_lost_is_restored(tmp_path: Path) -> None:
+    comparison = Comparison(DEEP)
+    run = LocalRun(comparison.topology(), tmp_path, 3, checkpoint_interval_ms=10**9)
+    for n in range(4):
+        comparison.feed(run, [{"s": [(k, n) for k in range(9)]}])
+    victim = run.nodes.nodes[1]
+    mapping = run.driver.controller.mapping
+    assert mapping is not None
+    lost = set(mapping.hosted_by(victim))
+    run.nodes.kill(victim)
+    comparison.feed(run, [{"s": [(k, 7) for k in range(9)]}])
+    plan = run.nodes.recovered[-1]
+    assert plan.restored == lost
+    assert not plan.shadows  # everybody backs up
+    assert [s.number for s in plan.slices] == [1, 2, 3, 4]
+    after = run.driver.controller.mapping
+    assert after is not None
+    for partition, owner in mapping.owners.items():
+        changed = after.owners[partition]
+        assert (changed.epoch, changed.node != victim) == (owner.epoch + (partition in lost), True)
+
+
+def test_without_backups_healthy_operators_are_shadowed(tmp_path: Path) -> None:
+    comparison = Comparison(DEEP)
+    run = LocalRun(
+        comparison.topology(), tmp_path, 3, checkpoint_interval_ms=10**9, backups=frozenset()
+    )
+    for n in range(3):
+        comparison.feed(run, [{"s": [(k, n) for k in range(9)]}])
+    mapping = run.driver.controller.mapping
+    assert mapping is not None
+    victim = next(o.node for p, o in mapping.owners.items() if p.chain == "count")
+    run.nodes.kill(victim)
+    comparison.feed(run, [{"s": [(k, 7) for k in range(9)]}])
+    plan = run.nodes.recovered[-1]
+    assert not plan.senders
+    healthy = {p for p, o in mapping.owners.items() if o.node != victim and p.chain != "count"}
+    assert plan.shadows == healthy
+
+
+def test_the_last_node_lost_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    comparison = Comparison(DEEP)
+    run = LocalRun(comparison.topology(), tmp_path, 1)
+    comparison.feed(run, [{"s": [(1, 1)]}])
+    run.nodes.kill(*run.nodes.nodes)
+    with pytest.raises(ab.AnabranchError, match="no node is left"):
+        run.feed([{"s": [(1, 1)]}])
+    run.kill()
+    comparison.feed(LocalRun(comparison.topology(), tmp_path, 2), [{"s": [(1, 1)]}])
+
+
+def test_a_state_that_kills_every_node_ends_the_run(tmp_path: Path) -> None:
+    comparison = Comparison(DEEP)
+    run = LocalRun(comparison.topology(), tmp_path, 2)
+    comparison.feed(run, [{"s": [(1, 1)]}])
+
+    def always(step: str, depth: int) -> None:
+        for node in run.nodes.nodes:
+            run.nodes.replace(node)
+
+    run.nodes.before = always
+    with pytest.raises(ab.AnabranchError, match="lost 10 times in a row"):
+        run.feed([{"s": [(1, 1)]}])
