@@ -15,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anabranch.errors import OperatorError
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes
 from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
 
 Values = npt.NDArray[Any]
+
+_HALF, _LOW = np.int64(32), np.int64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,60 @@ class Part:
             self.reduce.at(out, groups.members, values)
         return out
 
+    def merged(self, one: Values, other: Values) -> Values:
+        """Reduce two values of each key."""
+        return np.asarray(self.reduce(one, other))
+
     def of_table(self, table: pa.Table) -> Values:
         return plain(table.column(self.name)).astype(self.dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerSum(Part):
+    """A sum in int64 that refuses to leave it. `of` says whose sum: "sum('amount')"."""
+
+    of: str
+
+    def per_group(self, values: Values, groups: Groups) -> Values:
+        if groups.members is None or not len(values):
+            return values
+        out = np.zeros(groups.count, dtype=np.int64)
+        largest = max(abs(int(values.min())), abs(int(values.max())))
+        if largest * len(values) < 1 << 63:  # as good as always: no group can leave int64
+            np.add.at(out, groups.members, values)
+            return out
+        # Both halves are summed apart, which is exact: int64 + int64 of up to 2^31 rows.
+        high, low = np.zeros_like(out), np.zeros_like(out)
+        np.add.at(high, groups.members, values >> _HALF)
+        np.add.at(low, groups.members, values & _LOW)
+        high += low >> _HALF
+        if np.any(high != high.astype(np.int32)):
+            raise _overflow(self.of)
+        return (high << _HALF) | (low & _LOW)
+
+    def merged(self, one: Values, other: Values) -> Values:
+        total: Values = one + other
+        # Only terms of one sign can overflow, and then the total has the other.
+        if np.any((one ^ total) & (other ^ total) < 0):
+            raise _overflow(self.of)
+        return total
+
+
+def _overflow(of: str) -> OperatorError:
+    return OperatorError(
+        f"{of} of a key has left the range of 64-bit integers; cast the column to a float before "
+        'it is summed, such as pl.col("…").cast(pl.Float64), or sum a coarser unit',
+        aggregate=of,
+    )
 
 
 def rows_part(name: str) -> Part:
     """Counts rows; `row_counts` gives its values without an array of ones."""
     return Part(name, np.dtype(np.int64), np.add, 0)
+
+
+def integer_sum_part(name: str, of: str) -> Part:
+    return IntegerSum(name, np.dtype(np.int64), np.add, 0, of)
 
 
 def sum_part(name: str, dtype: Any) -> Part:
@@ -159,7 +209,7 @@ def merge(
     new = ~known
     for part in parts:
         column = arriving[part.name]
-        written[part.name] = part.reduce(old[part.name], column[known])
+        written[part.name] = part.merged(old[part.name], column[known])
         added[part.name] = column[new]
         whole = column.copy()
         whole[known] = written[part.name]

@@ -1,8 +1,9 @@
 """Aggregates (count, sum, min, max, mean) and the running aggregate per key.
 
-Nulls are ignored as in SQL; an aggregate that saw only nulls is null. Integer sums are int64 and
-wrap beyond it; NaN is ignored by min and max beside a number. An aggregate is a value that names
-its parts (see accumulators); a distinct count also keeps the pairs it has seen (see distinct).
+Nulls are ignored as in SQL; an aggregate that saw only nulls is null. Integer sums are int64, and
+one that leaves it is an error; NaN is ignored by min and max beside a number. An aggregate is a
+value that names its parts (see accumulators); a distinct count also keeps the pairs it has seen
+(see distinct).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from anabranch.operators.accumulators import (
     Part,
     Values,
     greatest_part,
+    integer_sum_part,
     least_part,
     plain,
     row_counts,
@@ -89,8 +91,8 @@ class Sum:
         return _sum_type(self.column, "sum", kind)
 
     def parts(self, name: str, schema: pa.Schema) -> tuple[Part, ...]:
-        dtype = storage_dtype(self.result_type(schema))
-        return sum_part(f"{name}.sum", dtype), seen_part(f"{name}.seen")
+        total = _total_part(name, f"sum({self.column!r})", self.result_type(schema))
+        return total, seen_part(f"{name}.seen")
 
     def reduce(self, table: pa.Table, groups: Groups, parts: tuple[Part, ...]) -> list[Values]:
         return _reduced(table.column(self.column), groups, parts)
@@ -111,7 +113,8 @@ class Mean:
 
     def parts(self, name: str, schema: pa.Schema) -> tuple[Part, ...]:
         kind = _sum_type(self.column, "mean", require_column(schema, self.column, "mean"))
-        return sum_part(f"{name}.sum", storage_dtype(kind)), rows_part(f"{name}.rows")
+        total = _total_part(name, f"the sum for mean({self.column!r})", kind)
+        return total, rows_part(f"{name}.rows")
 
     def reduce(self, table: pa.Table, groups: Groups, parts: tuple[Part, ...]) -> list[Values]:
         total = _reduced(table.column(self.column), groups, parts[:1])
@@ -196,6 +199,12 @@ def _sum_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
         "signed and floats, so cast it first",
         column=column,
     )
+
+
+def _total_part(name: str, of: str, kind: pa.DataType) -> Part:
+    if pa.types.is_integer(kind):
+        return integer_sum_part(f"{name}.sum", of)
+    return sum_part(f"{name}.sum", storage_dtype(kind))
 
 
 def ordered_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
