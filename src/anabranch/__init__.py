@@ -17,7 +17,7 @@ from anabranch.operators.aggregates import Sum as sum  # noqa: N813
 from anabranch.operators.distinct import CountDistinct as count_distinct  # noqa: N813
 from anabranch.operators.sessions import session
 from anabranch.operators.windows import hopping, tumbling
-from anabranch.storage.sinks import Console, Memory, Parquet
+from anabranch.storage.sinks import Console, Delta, ForEachSlice, Memory, Parquet, Postgres
 
 if TYPE_CHECKING:
     from anabranch.spark.embedded import EmbeddedCluster
@@ -27,11 +27,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AnabranchError",
     "Console",
+    "Delta",
     "EmbeddedCluster",
+    "ForEachSlice",
     "Job",
     "KeyedStream",
     "Memory",
     "Parquet",
+    "Postgres",
     "Stream",
     "Topology",
     "WindowedStream",
