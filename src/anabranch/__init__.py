@@ -18,6 +18,7 @@ from anabranch.operators.distinct import CountDistinct as count_distinct  # noqa
 from anabranch.operators.sessions import session
 from anabranch.operators.windows import hopping, tumbling
 from anabranch.storage.sinks import Console, Delta, ForEachSlice, Memory, Parquet, Postgres
+from anabranch.storage.state_reader import read_state
 
 if TYPE_CHECKING:
     from anabranch.spark.embedded import EmbeddedCluster
@@ -45,6 +46,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "read_state",
     "session",
     "sum",
     "tumbling",
