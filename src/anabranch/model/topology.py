@@ -42,6 +42,8 @@ class Operator:
     keeps_columns: bool = False
     # Shrink rows before the shuffle (KEYED only); off, the receiver does it.
     precombine: bool = True
+    # False when the same input may give another output: what was shown must not be computed again.
+    deterministic: bool = True
 
     @property
     def producers(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ the state keeps and what a checkpoint stores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow as pa
 from anabranch.errors import OperatorError
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots, no_slots
 
 Values = npt.NDArray[Any]
 
@@ -161,7 +161,8 @@ def with_nulls(values: Values, present: npt.NDArray[np.bool_], kind: pa.DataType
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A computed change of one table: values for slots it has, and keys it does not have."""
+    """A computed change of one table: values for slots it has, keys it does not have (or not any
+    more, once the removed slots are freed)."""
 
     slots: Slots
     values: Columns
@@ -169,11 +170,15 @@ class Update:
     second: Hashes
     rows: pa.Table
     new_values: Columns
+    removed: Slots = field(default_factory=no_slots)
 
-    def apply(self, table: KeyedTable, dirty: bool = True) -> None:
+    def apply(self, table: KeyedTable, dirty: bool = True) -> Slots:
+        """The slots of the new keys."""
         table.write(self.slots, self.values, dirty)  # before add, which may move slots
-        if len(self.first):
-            table.add(self.first, self.second, self.rows, self.new_values, dirty)
+        table.delete(self.removed, dirty)
+        if not len(self.first):
+            return no_slots()
+        return table.add(self.first, self.second, self.rows, self.new_values, dirty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +196,10 @@ def merge(
     hashes: tuple[Hashes, Hashes],
     keys: pa.Table,
     arriving: Columns,
+    removed: Slots | None = None,
 ) -> Merged:
-    """Reduce arriving parts by key and onto what the table holds; the table is only read."""
+    """Reduce arriving parts by key and onto what the table holds but for the removed slots; the
+    table is only read."""
     groups = group_rows(*hashes)
     if groups.members is not None:
         hashes = (hashes[0][groups.firsts], hashes[1][groups.firsts])
@@ -200,10 +207,13 @@ def merge(
         arriving = {part.name: part.per_group(arriving[part.name], groups) for part in parts}
     slots = table.find(*hashes)
     known = slots != ABSENT
+    removed = no_slots() if removed is None else removed
+    if len(removed):
+        known &= ~np.isin(slots, removed)
     held = slots[known]
     if not len(held):
         none = {part.name: arriving[part.name][:0] for part in parts}
-        return Merged(keys, arriving, Update(held, none, *hashes, keys, arriving))
+        return Merged(keys, arriving, Update(held, none, *hashes, keys, arriving, removed))
     old = table.values(held)
     values, written, added = {}, {}, {}
     new = ~known
@@ -215,7 +225,7 @@ def merge(
         whole[known] = written[part.name]
         values[part.name] = whole
     rows = keys.take(pa.array(np.flatnonzero(new)))
-    update = Update(held, written, hashes[0][new], hashes[1][new], rows, added)
+    update = Update(held, written, hashes[0][new], hashes[1][new], rows, added, removed)
     return Merged(keys, values, update)
 
 

@@ -28,6 +28,10 @@ _INT64: np.dtype[Any] = np.dtype(np.int64)
 _CHUNK_ROWS = 1 << 17  # rows of a finished chunk of the row log
 
 
+def no_slots() -> Slots:
+    return np.empty(0, dtype=np.int64)
+
+
 class RowLog:
     """Arrow rows in slot order. Neighbouring small chunks are merged, so that there are few, and
     a full one is never copied again."""
@@ -170,6 +174,9 @@ class KeyedTable:
 
     def values(self, slots: Slots) -> Columns:
         return {name: column[slots] for name, column in self._values.items()}
+
+    def value(self, name: str, slots: Slots) -> npt.NDArray[Any]:
+        return self._values[name][slots]
 
     def rows(self, slots: Slots) -> pa.Table:
         return self._log.take(slots)
