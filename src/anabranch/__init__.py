@@ -17,7 +17,8 @@ from anabranch.operators.aggregates import Sum as sum  # noqa: N813
 from anabranch.operators.distinct import CountDistinct as count_distinct  # noqa: N813
 from anabranch.operators.sessions import session
 from anabranch.operators.windows import hopping, tumbling
-from anabranch.storage.sinks import Console, Memory, Parquet
+from anabranch.storage.sinks import Console, Delta, ForEachSlice, Memory, Parquet, Postgres
+from anabranch.storage.state_reader import read_state
 
 if TYPE_CHECKING:
     from anabranch.spark.embedded import EmbeddedCluster
@@ -27,11 +28,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AnabranchError",
     "Console",
+    "Delta",
     "EmbeddedCluster",
+    "ForEachSlice",
     "Job",
     "KeyedStream",
     "Memory",
     "Parquet",
+    "Postgres",
     "Stream",
     "Topology",
     "WindowedStream",
@@ -42,6 +46,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "read_state",
     "session",
     "sum",
     "tumbling",

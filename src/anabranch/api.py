@@ -32,6 +32,7 @@ from anabranch.operators.join import WindowJoin
 from anabranch.operators.sessions import Session, SessionAggregate
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
+from anabranch.operators.ttl import Ttl
 from anabranch.operators.windows import Window, WindowedAggregate
 from anabranch.storage.sinks import Sink
 
@@ -202,21 +203,29 @@ class Stream:
     topology: Topology
     producers: tuple[str, ...]
 
-    def filter(self, name: str, predicate: Any) -> Stream:
-        """Keep rows where a Polars expression, or a function of a Polars frame, is true."""
-        return self._stateless(name, Filter(predicate))
+    def filter(self, name: str, predicate: Any, *, deterministic: bool = True) -> Stream:
+        """Keep rows where a Polars expression, or a function of a Polars frame, is true.
+
+        `deterministic=False`, here and elsewhere, says that the same rows may give another
+        result: what was shown must then not be computed again.
+        """
+        return self._stateless(name, Filter(predicate), deterministic)
 
     def select(self, name: str, *columns: Any) -> Stream:
         """Column names and Polars expressions, row by row."""
         return self._stateless(name, Select(columns))
 
-    def map(self, name: str, function: Callable[[Any], Any]) -> Stream:
+    def map(
+        self, name: str, function: Callable[[Any], Any], *, deterministic: bool = True
+    ) -> Stream:
         """A function from a Polars frame to a frame (or Arrow table) with as many rows."""
-        return self._stateless(name, Map(function))
+        return self._stateless(name, Map(function), deterministic)
 
-    def flat_map(self, name: str, function: Callable[[Any], Any]) -> Stream:
+    def flat_map(
+        self, name: str, function: Callable[[Any], Any], *, deterministic: bool = True
+    ) -> Stream:
         """A function from a Polars frame to a frame (or Arrow table) with any number of rows."""
-        return self._stateless(name, FlatMap(function))
+        return self._stateless(name, FlatMap(function), deterministic)
 
     def union(self, *others: Stream) -> Stream:
         """The rows of several streams with the same columns."""
@@ -246,7 +255,7 @@ class Stream:
         self.topology._add(Operator(name, Kind.SINK, (self.producers,)))
         self.topology._sinks[name] = sink
 
-    def _stateless(self, name: str, kernel: Any) -> Stream:
+    def _stateless(self, name: str, kernel: Any, deterministic: bool = True) -> Stream:
         self.topology._add(
             Operator(
                 name,
@@ -254,6 +263,7 @@ class Stream:
                 (self.producers,),
                 kernel,
                 keeps_columns=bool(kernel.keeps_columns),
+                deterministic=deterministic,
             )
         )
         return Stream(self.topology, (name,))
@@ -270,12 +280,18 @@ class KeyedStream:
         self,
         name: str,
         *,
+        ttl: Duration | None = None,
+        time: str | None = None,
         parallelism: int | None = None,
         precombine: bool = True,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Running aggregates per key; after a slice, the new values of the keys it touched."""
-        kernel = KeyedAggregate(self.keys, aggregates)
+        """Running aggregates per key; after a slice, the new values of the keys it touched.
+
+        With `ttl`, a key is forgotten that no row has touched for that long: by the event-time
+        column `time` and the watermark or, without `time`, by processing time.
+        """
+        kernel = KeyedAggregate(self.keys, aggregates, Ttl.of(ttl, time))
         return self._keyed(name, kernel, (self.stream.producers,), parallelism, precombine)
 
     def window(
@@ -308,12 +324,14 @@ class KeyedStream:
         *,
         by: str,
         descending: bool = True,
+        ttl: Duration | None = None,
+        time: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """Per key the k rows with the largest value of `by` (the smallest, if not `descending`),
         ties by first arrival; after a slice, the new ranking (`rank` from 1) of keys whose ranking
-        it changed."""
-        kernel = TopK(self.keys, k, by, descending)
+        it changed. `ttl` and `time` as for `aggregate`."""
+        kernel = TopK(self.keys, k, by, descending, Ttl.of(ttl, time))
         return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
 
     def join_windows(

@@ -42,7 +42,7 @@ class Operator:
     keeps_columns: bool = False
     # Shrink rows before the shuffle (KEYED only); off, the receiver does it.
     precombine: bool = True
-    # False: the same rows may give another result when they are processed again.
+    # False when the same input may give another output: what was shown must not be computed again.
     deterministic: bool = True
 
     @property

@@ -16,6 +16,7 @@ from anabranch.model.topology import Kind, Operator, Topology
 from anabranch.node.chain import ChainProgram
 from anabranch.operators.canonical import canonical
 from anabranch.operators.hashing import check_key_types
+from anabranch.storage.kernel_settings import encode, encode_schema
 from anabranch.storage.sinks import Sink
 
 
@@ -91,16 +92,20 @@ def _program(
 
 def fingerprint(plan: Plan, inputs: Mapping[str, tuple[pa.Schema, ...]]) -> dict[str, object]:
     """What the state of this topology depends on, as JSON; see `control.fingerprint`."""
-    keyed = [o for o in plan.topology.operators if o.kind is Kind.KEYED]
+    ops = plan.topology.operators
+    keyed = [o for o in ops if o.kind is Kind.KEYED]
     return {
         "topology": plan.topology.name,
         "key_groups": plan.topology.key_groups,
-        "sources": [o.name for o in plan.topology.operators if o.kind is Kind.SOURCE],
+        "sources": [o.name for o in ops if o.kind is Kind.SOURCE],
+        "sinks": [o.name for o in ops if o.kind is Kind.SINK],
         "operators": {
             o.name: {
                 "type": type(o.kernel).__name__,
                 "keys": list(o.keys),
                 "state": [f"{f.name}: {f.type}" for f in o.kernel.state_schema(*inputs[o.name])],
+                "kernel": encode(o.kernel),
+                "inputs": [encode_schema(s) for s in inputs[o.name]],
             }
             for o in keyed
         },
@@ -109,4 +114,15 @@ def fingerprint(plan: Plan, inputs: Mapping[str, tuple[pa.Schema, ...]]) -> dict
             for c in plan.node_chains
         },
         "parallelism": {c.name: c.parallelism for c in plan.node_chains},
+        "log": {
+            str(e.id): _logged(plan.topology.by_name[e.target_op], e.port, inputs)
+            for c in plan.source_chains
+            for e in c.outputs
+        },
     }
+
+
+def _logged(op: Operator, port: int, inputs: Mapping[str, tuple[pa.Schema, ...]]) -> str:
+    """What the source log holds for a shuffle: for whom, in which form."""
+    form = "combined" if op.precombine else "rows"
+    return f"{op.name}/{port} {form} ({_columns(inputs[op.name][port])})"

@@ -8,18 +8,21 @@ the state keeps and what a checkpoint stores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anabranch.errors import OperatorError
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots, no_slots
 
 Values = npt.NDArray[Any]
+
+_HALF, _LOW = np.int64(32), np.int64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,60 @@ class Part:
             self.reduce.at(out, groups.members, values)
         return out
 
+    def merged(self, one: Values, other: Values) -> Values:
+        """Reduce two values of each key."""
+        return np.asarray(self.reduce(one, other))
+
     def of_table(self, table: pa.Table) -> Values:
         return plain(table.column(self.name)).astype(self.dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerSum(Part):
+    """A sum in int64 that refuses to leave it. `of` says whose sum: "sum('amount')"."""
+
+    of: str
+
+    def per_group(self, values: Values, groups: Groups) -> Values:
+        if groups.members is None or not len(values):
+            return values
+        out = np.zeros(groups.count, dtype=np.int64)
+        largest = max(abs(int(values.min())), abs(int(values.max())))
+        if largest * len(values) < 1 << 63:  # as good as always: no group can leave int64
+            np.add.at(out, groups.members, values)
+            return out
+        # Both halves are summed apart, which is exact: int64 + int64 of up to 2^31 rows.
+        high, low = np.zeros_like(out), np.zeros_like(out)
+        np.add.at(high, groups.members, values >> _HALF)
+        np.add.at(low, groups.members, values & _LOW)
+        high += low >> _HALF
+        if np.any(high != high.astype(np.int32)):
+            raise _overflow(self.of)
+        return (high << _HALF) | (low & _LOW)
+
+    def merged(self, one: Values, other: Values) -> Values:
+        total: Values = one + other
+        # Only terms of one sign can overflow, and then the total has the other.
+        if np.any((one ^ total) & (other ^ total) < 0):
+            raise _overflow(self.of)
+        return total
+
+
+def _overflow(of: str) -> OperatorError:
+    return OperatorError(
+        f"{of} of a key has left the range of 64-bit integers; cast the column to a float before "
+        'it is summed, such as pl.col("…").cast(pl.Float64), or sum a coarser unit',
+        aggregate=of,
+    )
 
 
 def rows_part(name: str) -> Part:
     """Counts rows; `row_counts` gives its values without an array of ones."""
     return Part(name, np.dtype(np.int64), np.add, 0)
+
+
+def integer_sum_part(name: str, of: str) -> Part:
+    return IntegerSum(name, np.dtype(np.int64), np.add, 0, of)
 
 
 def sum_part(name: str, dtype: Any) -> Part:
@@ -111,7 +161,8 @@ def with_nulls(values: Values, present: npt.NDArray[np.bool_], kind: pa.DataType
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A computed change of one table: values for slots it has, and keys it does not have."""
+    """A computed change of one table: values for slots it has, keys it does not have (or not any
+    more, once the removed slots are freed)."""
 
     slots: Slots
     values: Columns
@@ -119,11 +170,15 @@ class Update:
     second: Hashes
     rows: pa.Table
     new_values: Columns
+    removed: Slots = field(default_factory=no_slots)
 
-    def apply(self, table: KeyedTable, dirty: bool = True) -> None:
+    def apply(self, table: KeyedTable, dirty: bool = True) -> Slots:
+        """The slots of the new keys."""
         table.write(self.slots, self.values, dirty)  # before add, which may move slots
-        if len(self.first):
-            table.add(self.first, self.second, self.rows, self.new_values, dirty)
+        table.delete(self.removed, dirty)
+        if not len(self.first):
+            return no_slots()
+        return table.add(self.first, self.second, self.rows, self.new_values, dirty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +196,10 @@ def merge(
     hashes: tuple[Hashes, Hashes],
     keys: pa.Table,
     arriving: Columns,
+    removed: Slots | None = None,
 ) -> Merged:
-    """Reduce arriving parts by key and onto what the table holds; the table is only read."""
+    """Reduce arriving parts by key and onto what the table holds but for the removed slots; the
+    table is only read."""
     groups = group_rows(*hashes)
     if groups.members is not None:
         hashes = (hashes[0][groups.firsts], hashes[1][groups.firsts])
@@ -150,22 +207,25 @@ def merge(
         arriving = {part.name: part.per_group(arriving[part.name], groups) for part in parts}
     slots = table.find(*hashes)
     known = slots != ABSENT
+    removed = no_slots() if removed is None else removed
+    if len(removed):
+        known &= ~np.isin(slots, removed)
     held = slots[known]
     if not len(held):
         none = {part.name: arriving[part.name][:0] for part in parts}
-        return Merged(keys, arriving, Update(held, none, *hashes, keys, arriving))
+        return Merged(keys, arriving, Update(held, none, *hashes, keys, arriving, removed))
     old = table.values(held)
     values, written, added = {}, {}, {}
     new = ~known
     for part in parts:
         column = arriving[part.name]
-        written[part.name] = part.reduce(old[part.name], column[known])
+        written[part.name] = part.merged(old[part.name], column[known])
         added[part.name] = column[new]
         whole = column.copy()
         whole[known] = written[part.name]
         values[part.name] = whole
     rows = keys.take(pa.array(np.flatnonzero(new)))
-    update = Update(held, written, hashes[0][new], hashes[1][new], rows, added)
+    update = Update(held, written, hashes[0][new], hashes[1][new], rows, added, removed)
     return Merged(keys, values, update)
 
 

@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from anabranch.operators.accumulators import Merged, Update, load_rows, merge, plain, valid
+from anabranch.operators.accumulators import (
+    Merged,
+    Update,
+    load_rows,
+    merge,
+    plain,
+    valid,
+)
 from anabranch.operators.base import DELETED, GROUP
 from anabranch.operators.canonical import canonical_table
 from anabranch.operators.distinct import PAIR_FIELDS, Hashed, NewPairs, PairSet, count_union
 from anabranch.operators.hashing import hash_keys
-from anabranch.operators.keyed_table import Columns, KeyedTable
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable
+from anabranch.operators.ttl import ALARM
 
 if TYPE_CHECKING:
     from anabranch.operators.aggregates import AggregatePlan
@@ -27,10 +35,12 @@ PAIR_OF = "_pair_of"  # uint8, which distinct count a sealed pair belongs to; nu
 
 @dataclass(frozen=True, slots=True)
 class AggregateUpdate:
-    """A computed change: of the parts, and new pairs per distinct count."""
+    """A computed change: of the parts, new pairs per distinct count, and, where keys have a time
+    to live, the time it goes by."""
 
     parts: Update
     pairs: tuple[NewPairs, ...]
+    now_us: int | None
 
 
 class AggregateState:
@@ -40,13 +50,16 @@ class AggregateState:
         self.plan = plan
         self._distinct = tuple(plan.distinct)
         dtypes = {part.name: part.dtype for part in plan.parts}
-        self._table = KeyedTable(plan.keys, dtypes, key_groups)
+        moments = () if plan.ttl is None else (ALARM,)
+        self._table = KeyedTable(plan.keys, dtypes, key_groups, moments)
+        self._alarms = None if plan.ttl is None else plan.ttl.alarms(self._table)
         self._pairs = tuple(PairSet(key_groups) for _ in self._distinct)
 
     def merge(
-        self, hashes: Hashed, keys: pa.Table, arriving: Columns
+        self, hashes: Hashed, keys: pa.Table, arriving: Columns, now_us: int | None = None
     ) -> tuple[Merged, AggregateUpdate]:
-        """Reduce arriving parts by key and onto what is held, which is only read."""
+        """Reduce arriving parts by key and onto what is held and not due to be forgotten; the
+        state is only read."""
         parts = {part.name: arriving[part.name] for part in self.plan.parts}
         new_pairs = []
         for name, pairs in zip(self._distinct, self._pairs, strict=True):
@@ -57,11 +70,15 @@ class AggregateState:
             counts[unseen.rows] = 1
             parts[f"{name}.distinct"] = counts
             new_pairs.append(unseen)
-        merged = merge(self._table, self.plan.parts, hashes, keys, parts)
-        return merged, AggregateUpdate(merged.update, tuple(new_pairs))
+        forgotten = None if self._alarms is None else self._alarms.due(now_us)
+        merged = merge(self._table, self.plan.parts, hashes, keys, parts, forgotten)
+        return merged, AggregateUpdate(merged.update, tuple(new_pairs), now_us)
 
     def install(self, change: AggregateUpdate) -> None:
-        change.parts.apply(self._table)
+        added = change.parts.apply(self._table)
+        if self._alarms is not None:
+            self._alarms.settle(change.now_us)
+            self._alarms.watch(added)
         for pairs, new in zip(self._pairs, change.pairs, strict=True):
             pairs.add(new)
 
@@ -88,6 +105,9 @@ class AggregateState:
         deleted = np.asarray(table.column(DELETED))
         hashes = hash_keys(keys, keys.schema.names)
         load_rows(self._table, self.plan.parts, hashes, keys, table, deleted)
+        if self._alarms is not None:
+            slots = self._table.find(*hashes)
+            self._alarms.watch(np.unique(slots[slots != ABSENT]))
 
     def drop(self, groups: Iterable[int]) -> None:
         gone = list(groups)
@@ -101,7 +121,8 @@ class AggregateState:
 
     @property
     def nbytes(self) -> int:
-        return self._table.nbytes + sum(pairs.nbytes for pairs in self._pairs)
+        alarms = 0 if self._alarms is None else self._alarms.nbytes
+        return self._table.nbytes + alarms + sum(pairs.nbytes for pairs in self._pairs)
 
     def united(self, others: Sequence[AggregateState]) -> tuple[pa.Table, Columns]:
         """Keys and parts of all of `others` (not of this one, which is empty), in their order."""

@@ -1,8 +1,9 @@
 """Aggregates (count, sum, min, max, mean) and the running aggregate per key.
 
-Nulls are ignored as in SQL; an aggregate that saw only nulls is null. Integer sums are int64 and
-wrap beyond it; NaN is ignored by min and max beside a number. An aggregate is a value that names
-its parts (see accumulators); a distinct count also keeps the pairs it has seen (see distinct).
+Nulls are ignored as in SQL; an aggregate that saw only nulls is null. Integer sums are int64, and
+one that leaves it is an error; NaN is ignored by min and max beside a number. An aggregate is a
+value that names its parts (see accumulators); a distinct count also keeps the pairs it has seen
+(see distinct).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from anabranch.operators.accumulators import (
     Part,
     Values,
     greatest_part,
+    integer_sum_part,
     least_part,
     plain,
     row_counts,
@@ -36,6 +38,7 @@ from anabranch.operators.distinct import CountDistinct
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import check_key_types, hash_keys
 from anabranch.operators.keyed_table import Columns
+from anabranch.operators.ttl import TOUCHED, TOUCHED_PART, Ttl
 
 
 class Aggregate(Protocol):
@@ -89,8 +92,8 @@ class Sum:
         return _sum_type(self.column, "sum", kind)
 
     def parts(self, name: str, schema: pa.Schema) -> tuple[Part, ...]:
-        dtype = storage_dtype(self.result_type(schema))
-        return sum_part(f"{name}.sum", dtype), seen_part(f"{name}.seen")
+        total = _total_part(name, f"sum({self.column!r})", self.result_type(schema))
+        return total, seen_part(f"{name}.seen")
 
     def reduce(self, table: pa.Table, groups: Groups, parts: tuple[Part, ...]) -> list[Values]:
         return _reduced(table.column(self.column), groups, parts)
@@ -111,7 +114,8 @@ class Mean:
 
     def parts(self, name: str, schema: pa.Schema) -> tuple[Part, ...]:
         kind = _sum_type(self.column, "mean", require_column(schema, self.column, "mean"))
-        return sum_part(f"{name}.sum", storage_dtype(kind)), rows_part(f"{name}.rows")
+        total = _total_part(name, f"the sum for mean({self.column!r})", kind)
+        return total, rows_part(f"{name}.rows")
 
     def reduce(self, table: pa.Table, groups: Groups, parts: tuple[Part, ...]) -> list[Values]:
         total = _reduced(table.column(self.column), groups, parts[:1])
@@ -198,6 +202,12 @@ def _sum_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
     )
 
 
+def _total_part(name: str, of: str, kind: pa.DataType) -> Part:
+    if pa.types.is_integer(kind):
+        return integer_sum_part(f"{name}.sum", of)
+    return sum_part(f"{name}.sum", storage_dtype(kind))
+
+
 def ordered_type(column: str, what: str, kind: pa.DataType) -> pa.DataType:
     t = pa.types
     times = t.is_temporal(kind) and not t.is_interval(kind)
@@ -216,10 +226,14 @@ class AggregatePlan:
     keys: pa.Schema
     parts: tuple[Part, ...]
     _bound: tuple[tuple[str, Aggregate, tuple[Part, ...], pa.DataType], ...]
+    ttl: Ttl | None = None
 
     @staticmethod
     def bind(
-        keys: Sequence[str], aggregates: Mapping[str, Aggregate], schema: pa.Schema
+        keys: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema,
+        ttl: Ttl | None = None,
     ) -> AggregatePlan:
         schema = canonical(schema)
         check_key_types(schema, keys)
@@ -228,8 +242,11 @@ class AggregatePlan:
             for name, aggregate in aggregates.items()
         )
         parts = tuple(part for _, _, own, _ in bound for part in own)
+        if ttl is not None:
+            ttl.check(schema)
+            parts = (*parts, TOUCHED_PART)
         key_schema = pa.schema([schema.field(name) for name in keys])
-        return AggregatePlan(key_schema, parts, bound)
+        return AggregatePlan(key_schema, parts, bound, ttl)
 
     @property
     def distinct(self) -> dict[str, CountDistinct]:
@@ -256,6 +273,8 @@ class AggregatePlan:
                 reduced[part.name] = values
         for name, distinct in self.distinct.items():
             reduced[f"{name}.a"], reduced[f"{name}.b"] = distinct.identities(table, groups)
+        if self.ttl is not None:
+            reduced |= self.ttl.touches(table, groups)
         return reduced
 
     def results(self, values: Columns) -> dict[str, pa.Array]:
@@ -267,7 +286,7 @@ class AggregatePlan:
     def of_combined(self, table: pa.Table) -> Columns:
         identities = [f"{name}.{half}" for name in self.distinct for half in "ab"]
         return {
-            **{part.name: part.of_table(table) for part in self.parts},
+            **{part.name: part.of_table(table) for _, _, own, _ in self._bound for part in own},
             **{name: plain(table.column(name)) for name in identities},
         }
 
@@ -303,6 +322,7 @@ class KeyedAggregate:
 
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
+    ttl: Ttl | None = None
 
     def output_schema(self, *schemas: pa.Schema) -> pa.Schema:
         plan = self._plan(schemas[0])
@@ -330,11 +350,23 @@ class KeyedAggregate:
         table = inputs[0]
         keys = canonical_table(table.select(self.keys))
         arriving = state.plan.of_combined(table)
-        merged, update = state.merge(hash_keys(keys, self.keys), keys, arriving)
+        now_us = None
+        if self.ttl is not None:
+            arriving[TOUCHED] = self.ttl.touched(table, time)
+            now_us = self.ttl.now_us(time)
+        merged, update = state.merge(hash_keys(keys, self.keys), keys, arriving, now_us)
         return Computed(with_columns(merged.keys, state.plan.results(merged.values)), update)
 
     def _plan(self, schema: pa.Schema) -> AggregatePlan:
-        return AggregatePlan.bind(self.keys, self.aggregates, schema)
+        plan = AggregatePlan.bind(self.keys, self.aggregates, schema, self.ttl)
+        if plan.distinct and self.ttl is not None:
+            names = ", ".join(plan.distinct)
+            raise TopologyError(
+                f"{names}: count_distinct does not keep its values by key, so a key with a ttl "
+                "cannot be forgotten; count distinct values in windows, or leave ttl out",
+                aggregates=list(plan.distinct),
+            )
+        return plan
 
 
 def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:

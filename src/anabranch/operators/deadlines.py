@@ -1,4 +1,4 @@
-"""Which keys may have something due: deadlines in sorted runs, without looking at all keys.
+"""Which keys have something due, without looking at all keys: deadlines in sorted runs.
 
 A key may stand in the index with a deadline that has since moved; whoever takes it out looks at the
 key's state and puts it back. Runs of similar size are merged, so there are logarithmically many and
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import Hashes
+from anabranch.operators.keyed_table import ABSENT, NEVER, KeyedTable, Slots, no_slots
 
 Hashed = tuple[Hashes, Hashes]
 
@@ -52,9 +53,14 @@ class DeadlineIndex:
 
     def until(self, deadline: int) -> Hashed:
         """Distinct keys with an entry at or before the deadline."""
+        _, due = self.entries(deadline)
+        once = group_rows(*due).firsts
+        return due[0][once], due[1][once]
+
+    def entries(self, deadline: int) -> tuple[npt.NDArray[np.int64], Hashed]:
+        """All entries at or before the deadline."""
         due = _joined([run.part(slice(0, run.due(deadline))) for run in self._runs])
-        once = group_rows(due.first, due.second).firsts
-        return due.first[once], due.second[once]
+        return due.deadlines, (due.first, due.second)
 
     def remove(self, deadline: int) -> None:
         """Forget all entries at or before the deadline."""
@@ -67,6 +73,61 @@ class DeadlineIndex:
     @property
     def nbytes(self) -> int:
         return sum(24 * len(run) for run in self._runs)
+
+
+class Alarms:
+    """The keys of a table whose moment, an int64 value, has come; NEVER stands for none.
+
+    Invariant: a key with a moment has one entry in the index that counts, at its alarm, a further
+    value of the key, at or before the moment. So a moment may be moved away again and again at no
+    cost, and entries left over by keys that were deleted count for nothing.
+    """
+
+    def __init__(self, table: KeyedTable, moment: str, alarm: str, delay: int = 0) -> None:
+        self._table = table
+        self._moment = moment
+        self._alarm = alarm
+        self._delay = delay  # from the value to the moment
+        self._index = DeadlineIndex()
+
+    def due(self, now: int | None) -> Slots:
+        """Slots whose moment is at or before now, ascending."""
+        slots = self._ringing(now)
+        return slots if now is None else slots[self.moments(slots) <= now]
+
+    def moments(self, slots: Slots) -> npt.NDArray[np.int64]:
+        values = self._table.value(self._moment, slots)
+        return np.where(values == NEVER, NEVER, values + self._delay)
+
+    def watch(self, slots: Slots) -> None:
+        """Call for slots that are new, or have an earlier moment than before."""
+        moments = self.moments(slots)
+        early = moments < self._table.value(self._alarm, slots)
+        slots, moments = slots[early], moments[early]
+        self._table.write(slots, {self._alarm: moments}, dirty=False)
+        self._index.add(moments, self._table.hashes(slots))
+
+    def settle(self, now: int | None) -> None:
+        """Take passed alarms out; keys whose moment is still to come, or has come to nothing, get
+        a new one. Call when the change that `due` led to is made."""
+        slots = self._ringing(now)
+        if now is not None:
+            self._index.remove(now)
+        self._table.write(slots, {self._alarm: np.full(len(slots), NEVER)}, dirty=False)
+        self.watch(slots)
+
+    @property
+    def nbytes(self) -> int:
+        return self._index.nbytes
+
+    def _ringing(self, now: int | None) -> Slots:
+        if now is None:
+            return no_slots()
+        deadlines, keys = self._index.entries(now)
+        slots = self._table.find(*keys)
+        held = slots != ABSENT
+        slots, deadlines = slots[held], deadlines[held]
+        return np.unique(slots[self._table.value(self._alarm, slots) == deadlines])
 
 
 def _joined(runs: list[_Run]) -> _Run:

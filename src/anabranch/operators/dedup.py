@@ -26,14 +26,13 @@ from anabranch.operators.accumulators import load_rows, plain, row_counts, sum_p
 from anabranch.operators.aggregates import check_unreserved, with_columns
 from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
 from anabranch.operators.canonical import canonical, canonical_table
+from anabranch.operators.event_time import event_time_type, event_times
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import Hashes, check_key_types, hash_keys
 from anabranch.operators.keyed_table import ABSENT, KeyedTable
 from anabranch.operators.windows import (
     CLOSED_US,
     ROWS,
-    event_time_type,
-    event_times,
     latest,
     pick,
     rows_by_value,

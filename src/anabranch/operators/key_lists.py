@@ -1,8 +1,9 @@
 """Keyed state with several rows per key: a list that is found, and replaced, as a whole.
 
 The rows of a key are numbered from 0 without a hole, and the number is part of a row's identity. A
-list that changes is written anew, so a sealed delta holds every row of the lists it names: loading
-it replaces those lists, and no tombstone is needed. Rows may also be removed from a list's end.
+list that changes is written anew, so a sealed delta holds every row of the lists it names, and
+loading it replaces those lists; a tombstone stands only for a list that is forgotten whole. Rows
+may also be removed from a list's end. Row 0 has the identity of its key.
 
 The number is mixed into the lower half of the first hash, which places a row in the index; the
 upper half, which decides the key group, stays that of the key.
@@ -11,7 +12,7 @@ upper half, which decides the key group, stays that of the key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from anabranch.operators.base import DELETED, GROUP
 from anabranch.operators.canonical import canonical_table
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes, hash_keys
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots, no_slots
 
 NUMBER = "_number"  # int64, position of a row in its key's list
 
@@ -36,13 +37,15 @@ _HALF = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Slots to free, then whole lists to write: hashes of their keys, numbers, rows, values."""
+    """Slots to free, then whole lists to write: hashes of their keys, numbers, rows, values; and
+    slots of whole lists to forget."""
 
     removed: Slots
     hashes: Hashed
     numbers: Rows
     rows: pa.Table
     values: Columns
+    forgotten: Slots = field(default_factory=no_slots)
 
 
 class KeyLists:
@@ -54,20 +57,22 @@ class KeyLists:
         rows: pa.Schema,
         values: Mapping[str, np.dtype[Any]],
         key_groups: int,
+        moments: Iterable[str] = (),
     ) -> None:
         self.row_schema = rows
         self._keys = keys
         self._value_names = tuple(values)
-        self._table = KeyedTable(rows, {**values, NUMBER: np.dtype(np.int64)}, key_groups)
+        whole = {**values, NUMBER: np.dtype(np.int64)}
+        self.table = KeyedTable(rows, whole, key_groups, moments)
 
     def find(self, first: Hashes, second: Hashes) -> tuple[Rows, Slots]:
         """All rows of distinct keys: (which key, slot), by key and then by number."""
         owners, slots = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         asking = np.arange(len(first))
         number = 0
-        while len(asking) and len(self._table):
+        while len(asking) and len(self.table):
             numbers = np.full(len(asking), number)
-            found = self._table.find(*_numbered((first[asking], second[asking]), numbers))
+            found = self.table.find(*_numbered((first[asking], second[asking]), numbers))
             hit = found != ABSENT
             asking = asking[hit]
             owners.append(asking)
@@ -78,47 +83,58 @@ class KeyLists:
         return all_owners[order], all_slots[order]
 
     def rows(self, slots: Slots) -> pa.Table:
-        return self._table.rows(slots)
+        return self.table.rows(slots)
 
     def values(self, slots: Slots) -> Columns:
-        return self._table.values(slots)
+        return self.table.values(slots)
 
-    def apply(self, change: Replacement, dirty: bool = True) -> None:
+    def apply(self, change: Replacement, dirty: bool = True) -> Slots:
+        """The slots of the first rows of the lists written."""
         self.remove(change.removed)
-        if len(change.numbers):
-            values = {**change.values, NUMBER: change.numbers}
-            self._table.add(*_numbered(change.hashes, change.numbers), change.rows, values, dirty)
+        self.table.delete(change.forgotten)
+        if not len(change.numbers):
+            return no_slots()
+        values = {**change.values, NUMBER: change.numbers}
+        identities = _numbered(change.hashes, change.numbers)
+        slots = self.table.add(*identities, change.rows, values, dirty)
+        return slots[np.flatnonzero(change.numbers == 0)]
 
     def remove(self, slots: Slots) -> None:
         """Free rows, leaving no mark: their list is written anew, or what ended them is known to
         whoever loads the state (a watermark)."""
-        self._table.delete(slots, dirty=False)
+        self.table.delete(slots, dirty=False)
 
     def seal(self) -> pa.Table:
-        return self._table.export(self._table.take_dirty())
+        return self.table.export(self.table.take_dirty())
 
     def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self._table.export(self._table.live_slots(groups))
+        return self.table.export(self.table.live_slots(groups))
 
-    def load(self, table: pa.Table) -> None:
-        """Replace the lists of all keys in the table."""
+    def load(self, table: pa.Table) -> Slots:
+        """Replace the lists of all keys in the table; gives the slots of their first rows."""
         rows = canonical_table(table.select(self.row_schema.names))
-        hashes = hash_keys(rows, self._keys)
-        once = group_rows(*hashes).firsts
-        _, removed = self.find(hashes[0][once], hashes[1][once])
-        values = {name: plain(table.column(name)) for name in self._value_names}
-        numbers = plain(table.column(NUMBER))
-        self.apply(Replacement(removed, hashes, numbers, rows, values), dirty=False)
+        first, second = hash_keys(rows, self._keys)
+        once = group_rows(first, second).firsts
+        _, removed = self.find(first[once], second[once])
+        values = {name: plain(table.column(name)) for name in (*self._value_names, NUMBER)}
+        deleted = np.asarray(table.column(DELETED))
+        if deleted.any():
+            live = np.flatnonzero(~deleted)
+            rows, first, second = rows.take(pa.array(live)), first[live], second[live]
+            values = {name: column[live] for name, column in values.items()}
+        numbers = values.pop(NUMBER)
+        change = Replacement(removed, (first, second), numbers, rows, values)
+        return self.apply(change, dirty=False)
 
     def drop(self, groups: Iterable[int]) -> None:
-        self._table.drop(groups)
+        self.table.drop(groups)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self.table)
 
     @property
     def nbytes(self) -> int:
-        return self._table.nbytes
+        return self.table.nbytes
 
 
 def sealed_schema(rows: pa.Schema, values: Mapping[str, np.dtype[Any]]) -> pa.Schema:

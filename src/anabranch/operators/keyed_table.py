@@ -22,8 +22,14 @@ Slots = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 ABSENT = -1
+NEVER = np.iinfo(np.int64).max  # a moment that does not come
 _MIN_SLOTS = 64
+_INT64: np.dtype[Any] = np.dtype(np.int64)
 _CHUNK_ROWS = 1 << 17  # rows of a finished chunk of the row log
+
+
+def no_slots() -> Slots:
+    return np.empty(0, dtype=np.int64)
 
 
 class RowLog:
@@ -78,23 +84,33 @@ def _worth_merging(last: int, new: int) -> bool:
 
 
 class KeyedTable:
-    """One row (Arrow, written once) and mutable value columns (NumPy) per key."""
+    """One row (Arrow, written once) and mutable value columns (NumPy) per key.
+
+    `moments` are int64 values that are not exported, NEVER unless given: whoever loads a table
+    finds them out again.
+    """
 
     def __init__(
-        self, row_schema: pa.Schema, values: Mapping[str, np.dtype[Any]], key_groups: int
+        self,
+        row_schema: pa.Schema,
+        values: Mapping[str, np.dtype[Any]],
+        key_groups: int,
+        moments: Iterable[str] = (),
     ) -> None:
         self._key_groups = key_groups
-        self._dtypes = dict(values)
+        self._moments = tuple(moments)
         self._log = RowLog(row_schema)
         self._slots = 0  # used, dead ones included
         self._dead = 0
+        self._spent = 0  # dead and not dirty: whoever seals has no more use for them
         self._index = np.full(4 * _MIN_SLOTS, ABSENT, dtype=np.int32)
         self._first: Hashes = np.empty(_MIN_SLOTS, dtype=np.uint64)
         self._second: Hashes = np.empty(_MIN_SLOTS, dtype=np.uint64)
         self._alive = np.zeros(_MIN_SLOTS, dtype=np.bool_)
         self._dirty = np.zeros(_MIN_SLOTS, dtype=np.bool_)
         self._values: Columns = {
-            name: np.empty(_MIN_SLOTS, dtype=dtype) for name, dtype in values.items()
+            name: np.empty(_MIN_SLOTS, dtype=dtype)
+            for name, dtype in {**values, **dict.fromkeys(self._moments, _INT64)}.items()
         }
 
     def __len__(self) -> int:
@@ -127,8 +143,8 @@ class KeyedTable:
         self, first: Hashes, second: Hashes, rows: pa.Table, values: Columns, dirty: bool = True
     ) -> Slots:
         """Append keys that are distinct and absent; slots known before may move (compaction)."""
-        if self._dead > len(self):
-            self._keep(np.flatnonzero(self._alive[: self._slots]))
+        if self._spent > len(self):
+            self._keep(np.flatnonzero(self._alive[: self._slots] | self._dirty[: self._slots]))
         start, end = self._slots, self._slots + len(first)
         self._reserve(end)
         self._log.append(rows)
@@ -136,7 +152,7 @@ class KeyedTable:
         self._second[start:end] = second
         self._alive[start:end] = True
         self._dirty[start:end] = dirty
-        for name, column in values.items():
+        for name, column in {**dict.fromkeys(self._moments, NEVER), **values}.items():
             self._values[name][start:end] = column
         self._slots = end
         slots = np.arange(start, end)
@@ -154,9 +170,13 @@ class KeyedTable:
         self._alive[slots] = False
         self._dirty[slots] = dirty
         self._dead += len(slots)
+        self._spent += 0 if dirty else len(slots)
 
     def values(self, slots: Slots) -> Columns:
         return {name: column[slots] for name, column in self._values.items()}
+
+    def value(self, name: str, slots: Slots) -> npt.NDArray[Any]:
+        return self._values[name][slots]
 
     def rows(self, slots: Slots) -> pa.Table:
         return self._log.take(slots)
@@ -174,6 +194,7 @@ class KeyedTable:
         """Slots written or deleted since the last call."""
         slots = np.flatnonzero(self._dirty[: self._slots])
         self._dirty[slots] = False
+        self._spent = self._dead
         return slots
 
     def drop(self, groups: Iterable[int]) -> None:
@@ -182,12 +203,13 @@ class KeyedTable:
             self._keep(np.flatnonzero(kept))
 
     def export(self, slots: Slots) -> pa.Table:
-        """`GROUP`, `DELETED`, the rows, the values."""
+        """`GROUP`, `DELETED`, the rows, the values; no moments."""
         marks = {
             GROUP: pa.array(groups_of(self._first[slots], self._key_groups)),
             DELETED: pa.array(~self._alive[slots]),
         }
-        values = {name: pa.array(column) for name, column in self.values(slots).items()}
+        own = (name for name in self._values if name not in self._moments)
+        values = {name: pa.array(self._values[name][slots]) for name in own}
         rows = self.rows(slots)
         kept = {name: rows.column(name) for name in rows.schema.names}
         return pa.table({**marks, **kept, **values})
@@ -216,7 +238,9 @@ class KeyedTable:
         size = max(_MIN_SLOTS, len(slots))
         self._resize(size, slots)
         self._slots = len(slots)
-        self._dead = len(slots) - int(np.count_nonzero(self._alive[: len(slots)]))
+        dead = ~self._alive[: len(slots)]
+        self._dead = int(np.count_nonzero(dead))
+        self._spent = int(np.count_nonzero(dead & ~self._dirty[: len(slots)]))
         self._reindex()
 
     def _reserve(self, slots: int) -> None:

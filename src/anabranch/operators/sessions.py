@@ -28,6 +28,7 @@ from anabranch.operators.aggregates import Aggregate, AggregatePlan, check_names
 from anabranch.operators.base import Computed, SliceTime
 from anabranch.operators.canonical import canonical_table
 from anabranch.operators.deadlines import DeadlineIndex, Hashed
+from anabranch.operators.event_time import event_time_type, event_times
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import hash_keys
 from anabranch.operators.key_lists import (
@@ -44,8 +45,6 @@ from anabranch.operators.windows import (
     ROWS,
     WINDOW_END,
     WINDOW_START,
-    event_time_type,
-    event_times,
     latest,
 )
 

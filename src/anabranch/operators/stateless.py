@@ -2,23 +2,25 @@
 
 What a user gives is either Polars expressions or a function from a Polars DataFrame to a Polars
 DataFrame (or pyarrow Table). A function is called with an empty frame to learn its output schema
-and must return that schema for every slice: a stream has one schema for life.
+and must return that schema for every slice, which is checked: a stream has one schema for life.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import polars as pl
 import pyarrow as pa
 
 from anabranch.errors import AnabranchError, OperatorError, TopologyError
 from anabranch.operators.canonical import canonical, canonical_table, to_frame, to_table
+from anabranch.operators.returned import as_table, fitted, guarded
 
 TableFunction = Callable[[pl.DataFrame], pl.DataFrame | pa.Table]
 Predicate = pl.Expr | Callable[[pl.DataFrame], pl.Series]
+# Schema in → schema out, filled where the topology is built and carried to nodes with the kernel.
+Learned = dict[pa.Schema, pa.Schema]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Filter:
 
     def process(self, table: pa.Table) -> pa.Table:
         table = canonical_table(table)
-        mask = _guarded(lambda: _mask(self.predicate, to_frame(table)))
+        mask = guarded(lambda: _mask(self.predicate, to_frame(table)))
         if mask.all():
             return table
         return table.filter(mask.fill_null(False).to_arrow())
@@ -73,7 +75,7 @@ class Select:
         if self.keeps_columns:
             return table.select(list(self.columns))
         frame = to_frame(table)
-        result = _guarded(lambda: frame.select(self.columns))
+        result = guarded(lambda: frame.select(self.columns))
         if result.height != frame.height:
             raise _row_count_error("select", frame.height, result.height)
         return to_table(result)
@@ -84,13 +86,14 @@ class Map:
     """A function of whole columns that gives exactly one row for every row, in order."""
 
     function: TableFunction
+    _learned: Learned = field(default_factory=dict, init=False, repr=False, compare=False)
     keeps_columns = False
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        return _function_schema(self.function, schema)
+        return _learn(self._learned, self.function, schema)
 
     def process(self, table: pa.Table) -> pa.Table:
-        result = _call(self.function, table)
+        result = _call(self._learned, self.function, table)
         if result.num_rows != table.num_rows:
             raise _row_count_error("map", table.num_rows, result.num_rows)
         return result
@@ -101,13 +104,14 @@ class FlatMap:
     """A function of whole columns that gives any number of rows."""
 
     function: TableFunction
+    _learned: Learned = field(default_factory=dict, init=False, repr=False, compare=False)
     keeps_columns = False
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        return _function_schema(self.function, schema)
+        return _learn(self._learned, self.function, schema)
 
     def process(self, table: pa.Table) -> pa.Table:
-        return _call(self.function, table)
+        return _call(self._learned, self.function, table)
 
 
 def _mask(predicate: Predicate, frame: pl.DataFrame) -> pl.Series:
@@ -126,26 +130,23 @@ def _mask(predicate: Predicate, frame: pl.DataFrame) -> pl.Series:
     return mask
 
 
-def _call(function: TableFunction, table: pa.Table) -> pa.Table:
-    frame = to_frame(canonical_table(table))
-    return _as_table(_guarded(lambda: function(frame)))
+def _call(learned: Learned, function: TableFunction, table: pa.Table) -> pa.Table:
+    table = canonical_table(table)
+    result = as_table(guarded(lambda: function(to_frame(table))))
+    return fitted(result, _learn(learned, function, table.schema), "what the function returned")
 
 
-def _as_table(result: Any) -> pa.Table:
-    if isinstance(result, pl.DataFrame):
-        return to_table(result)
-    if isinstance(result, pa.Table):
-        return canonical_table(result)
-    raise OperatorError(
-        f"the function returned {type(result).__name__}; "
-        "return a polars.DataFrame or a pyarrow.Table"
-    )
+def _learn(learned: Learned, function: TableFunction, schema: pa.Schema) -> pa.Schema:
+    schema = canonical(schema)
+    if schema not in learned:
+        learned[schema] = _function_schema(function, schema)
+    return learned[schema]
 
 
 def _function_schema(function: TableFunction, schema: pa.Schema) -> pa.Schema:
     empty = _empty_frame(schema)
     try:
-        return _as_table(function(empty)).schema
+        return as_table(function(empty)).schema
     except AnabranchError as error:
         raise TopologyError(error.message, **error.fields) from error
     except Exception as error:
@@ -154,18 +155,6 @@ def _function_schema(function: TableFunction, schema: pa.Schema) -> pa.Schema:
 
 def _empty_frame(schema: pa.Schema) -> pl.DataFrame:
     return to_frame(canonical(schema).empty_table())
-
-
-def _guarded(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except AnabranchError:
-        raise
-    except Exception as error:
-        raise OperatorError(
-            f"the operator's function raised {type(error).__name__}: {error}",
-            error=type(error).__name__,
-        ) from error
 
 
 def _schema_error(what: str, schema: pa.Schema, error: Exception) -> TopologyError:

@@ -4,6 +4,9 @@ The best k of a union are among the best k of its parts, so every upstream part 
 per key, and the state of a key is its ranking: a list of at most k rows, the best with number 0.
 Among equal values the row that came first ranks first; held rows came before those of the slice.
 Nulls are not ranked; NaN ranks behind every number.
+
+With a time to live, all rows of a ranking carry when it was last touched, so a slice writes the
+rankings of all keys it has rows of; it emits only those that changed.
 """
 
 from __future__ import annotations
@@ -17,11 +20,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import TopologyError
-from anabranch.operators.accumulators import Values, plain, storage_dtype, valid, with_nulls
+from anabranch.operators.accumulators import (
+    Values,
+    plain,
+    storage_dtype,
+    valid,
+    with_nulls,
+)
 from anabranch.operators.aggregates import check_unreserved, ordered_type, with_columns
 from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
 from anabranch.operators.canonical import canonical, canonical_table, require_column
-from anabranch.operators.grouping import group_rows
+from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import check_key_types, hash_keys
 from anabranch.operators.key_lists import (
     NUMBER,
@@ -32,6 +41,8 @@ from anabranch.operators.key_lists import (
     positions,
     sealed_schema,
 )
+from anabranch.operators.keyed_table import NEVER, Columns, Slots, no_slots
+from anabranch.operators.ttl import ALARM, TOUCHED, TOUCHED_PART, Ttl
 
 RANK = "rank"  # int64, from 1
 
@@ -39,13 +50,25 @@ RANK = "rank"  # int64, from 1
 class TopKState:
     """The ranking of every key."""
 
-    def __init__(self, keys: tuple[str, ...], schema: pa.Schema, by: str, key_groups: int) -> None:
+    def __init__(self, kernel: TopK, schema: pa.Schema, key_groups: int) -> None:
         self.schema = schema
-        rows, values = _split(schema, by)
-        self.lists = KeyLists(keys, rows, values, key_groups)
+        ttl = kernel.ttl
+        moments = () if ttl is None else (ALARM,)
+        self.lists = KeyLists(kernel.keys, *kernel.split(schema), key_groups, moments)
+        self._alarms = None if ttl is None else ttl.alarms(self.lists.table)
 
-    def install(self, change: Replacement) -> None:
-        self.lists.apply(change)
+    def install(self, change: TopKChange) -> None:
+        heads = self.lists.apply(change.lists)
+        if self._alarms is not None:
+            self._alarms.settle(change.now_us)
+            self._alarms.watch(heads)
+
+    def forgotten(self, now_us: int | None) -> Slots:
+        """All rows of the rankings that are due to be forgotten."""
+        if self._alarms is None:
+            return no_slots()
+        heads = self._alarms.due(now_us)
+        return self.lists.find(*self.lists.table.hashes(heads))[1]
 
     def seal(self) -> pa.Table:
         return self.lists.seal()
@@ -54,7 +77,9 @@ class TopKState:
         return self.lists.snapshot(groups)
 
     def load(self, table: pa.Table) -> None:
-        self.lists.load(table)
+        heads = self.lists.load(table)
+        if self._alarms is not None:
+            self._alarms.watch(heads)
 
     def drop(self, groups: Iterable[int]) -> None:
         self.lists.drop(groups)
@@ -65,7 +90,13 @@ class TopKState:
 
     @property
     def nbytes(self) -> int:
-        return self.lists.nbytes
+        return self.lists.nbytes + (0 if self._alarms is None else self._alarms.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TopKChange:
+    lists: Replacement
+    now_us: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +108,7 @@ class TopK:
     k: int
     by: str
     descending: bool = True
+    ttl: Ttl | None = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -90,14 +122,14 @@ class TopK:
 
     def output_schema(self, *schemas: pa.Schema) -> pa.Schema:
         schema = self._checked(schemas[0])
-        check_unreserved(schema.names, (GROUP, DELETED, NUMBER, RANK))
+        check_unreserved(schema.names, (GROUP, DELETED, NUMBER, RANK, TOUCHED, ALARM))
         return schema.append(pa.field(RANK, pa.int64()))
 
     def state_schema(self, *schemas: pa.Schema) -> pa.Schema:
-        return sealed_schema(*_split(self._checked(schemas[0]), self.by))
+        return sealed_schema(*self.split(self._checked(schemas[0])))
 
     def new_state(self, key_groups: int, *schemas: pa.Schema) -> TopKState:
-        return TopKState(self.keys, self._checked(schemas[0]), self.by, key_groups)
+        return TopKState(self, self._checked(schemas[0]), key_groups)
 
     def combine(self, port: int, table: pa.Table) -> pa.Table:
         """At most k rows per key; keys in order of first appearance, their rows in order."""
@@ -105,6 +137,9 @@ class TopK:
         if table.column(self.by).null_count:
             table = table.filter(pa.array(valid(table.column(self.by))))
         groups = group_rows(*hash_keys(table, self.keys))
+        if self.ttl is not None:
+            touches = self.ttl.touches(table, groups)
+            table = with_columns(table, {n: t[members_of(groups)] for n, t in touches.items()})
         if groups.members is None:
             return table
         order = self._ranked(groups.members, plain(table.column(self.by)))
@@ -117,27 +152,64 @@ class TopK:
         hashes = hash_keys(table, self.keys)
         groups = group_rows(*hashes)
         keys = hashes[0][groups.firsts], hashes[1][groups.firsts]
+        now_us = None if self.ttl is None else self.ttl.now_us(time)
+        forgotten = state.forgotten(now_us)
         owners, slots = state.lists.find(*keys)
+        if len(forgotten):
+            held = ~np.isin(slots, forgotten)
+            owners, slots = owners[held], slots[held]
         members = np.concatenate([owners, members_of(groups)])
         values = np.concatenate(
-            [state.lists.values(slots)[self.by], plain(table.column(self.by))],
+            [state.lists.table.value(self.by, slots), plain(table.column(self.by))],
             dtype=self._dtype(state),
         )
         order = self._ranked(members, values)  # stable: what was held comes first among equals
         order = order[positions(members[order]) < self.k]
         changed = np.zeros(groups.count, dtype=np.bool_)
         changed[members[order[order >= len(slots)]]] = True
-        order = order[changed[members[order]]]
+        written = changed if self.ttl is None else np.ones_like(changed)
+        order = order[written[members[order]]]
         rows = self._rows(state, slots, table, order)
         key = members[order]
         numbers = positions(key)
-        by = {self.by: values[order]}
-        change = Replacement(
-            slots[changed[owners]], (keys[0][key], keys[1][key]), numbers, rows, by
-        )
-        ranked = {self.by: _typed(values[order], state.schema.field(self.by).type)}
+        columns: Columns = {self.by: values[order]}
+        if self.ttl is not None:
+            touched = self._touched(state, owners, slots, self.ttl.touched(table, time), groups)
+            columns |= {name: column[key] for name, column in touched.items()}
+        hashes = keys[0][key], keys[1][key]
+        lists = Replacement(slots[written[owners]], hashes, numbers, rows, columns, forgotten)
+        shown = np.flatnonzero(changed[key])
+        output = self._output(state, rows, values[order], numbers, shown)
+        return Computed(output, TopKChange(lists, now_us))
+
+    def _touched(
+        self, state: TopKState, owners: Rows, slots: Slots, arriving: Rows, groups: Groups
+    ) -> Columns:
+        """Per key of the slice when it was last touched, and its alarm as it is set."""
+        touched = np.array(TOUCHED_PART.per_group(arriving, groups))
+        alarms = np.full(groups.count, NEVER)
+        held = state.lists.table.values(slots)
+        touched[owners] = np.maximum(touched[owners], held[TOUCHED])
+        heads = held[NUMBER] == 0
+        alarms[owners[heads]] = held[ALARM][heads]
+        return {TOUCHED: touched, ALARM: alarms}
+
+    def _output(
+        self, state: TopKState, rows: pa.Table, values: Values, numbers: Rows, shown: Rows
+    ) -> pa.Table:
+        if len(shown) < len(values):
+            rows, values, numbers = rows.take(pa.array(shown)), values[shown], numbers[shown]
+        ranked = {self.by: _typed(values, state.schema.field(self.by).type)}
         output = with_columns(rows, ranked).select(state.schema.names)
-        return Computed(with_columns(output, {RANK: pa.array(numbers + 1)}), change)
+        return with_columns(output, {RANK: pa.array(numbers + 1)})
+
+    def split(self, schema: pa.Schema) -> tuple[pa.Schema, dict[str, np.dtype[Any]]]:
+        """Rows and values of the state: what ranks is read without touching the rest of a row."""
+        rows = schema.remove(schema.get_field_index(self.by))
+        values = {self.by: storage_dtype(schema.field(self.by).type)}
+        if self.ttl is not None:
+            values[TOUCHED] = TOUCHED_PART.dtype
+        return rows, values
 
     def _ranked(self, members: npt.NDArray[Any], values: Values) -> Rows:
         """Rows by key, then from the best value to the worst, then in order."""
@@ -166,13 +238,9 @@ class TopK:
         schema = canonical(schema)
         check_key_types(schema, self.keys)
         ordered_type(self.by, "top_k", require_column(schema, self.by, "top_k"))
+        if self.ttl is not None:
+            self.ttl.check(schema)
         return schema
-
-
-def _split(schema: pa.Schema, by: str) -> tuple[pa.Schema, dict[str, np.dtype[Any]]]:
-    """The ranked column is a value, read without touching the rest of the row."""
-    rows = schema.remove(schema.get_field_index(by))
-    return rows, {by: storage_dtype(schema.field(by).type)}
 
 
 def _typed(values: Values, kind: pa.DataType) -> pa.Array:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anabranch.errors import ConfigError, OperatorError, TopologyError
+from anabranch.errors import ConfigError
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.accumulators import plain, row_counts
 from anabranch.operators.aggregate_state import AggregateState, AggregateUpdate
@@ -31,7 +31,8 @@ from anabranch.operators.aggregates import (
     with_columns,
 )
 from anabranch.operators.base import Computed, SliceTime
-from anabranch.operators.canonical import canonical_table, canonical_type, require_column
+from anabranch.operators.canonical import canonical_table
+from anabranch.operators.event_time import event_time_type, event_times
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import hash_keys
 
@@ -287,31 +288,6 @@ class WindowedAggregate:
 
     def _time_type(self, schema: pa.Schema) -> pa.DataType:
         return event_time_type(schema, self.time, "the window's event time")
-
-
-def event_time_type(schema: pa.Schema, column: str, what: str) -> pa.DataType:
-    """The type of an event-time column, or a TopologyError that names what asked for it."""
-    kind = canonical_type(require_column(schema, column, what))
-    if not pa.types.is_timestamp(kind):
-        raise TopologyError(
-            f"column {column!r} has type {kind}; an event time must be a timestamp, so cast it "
-            "first",
-            column=column,
-        )
-    return kind
-
-
-def event_times(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
-    """Event times in microseconds; every row must have one."""
-    times = table.column(column)
-    if times.null_count:
-        raise OperatorError(
-            f"column {column!r} holds event times, and {times.null_count} of {len(times)} rows "
-            "have none; filter rows without a time out first",
-            column=column,
-            rows=times.null_count,
-        )
-    return plain(times)
 
 
 Picked = npt.NDArray[np.int64] | slice

@@ -1,5 +1,6 @@
-"""Runs a stateful kernel slice by slice on partitions that are cut, sealed, restored and split at
-will, and gives the output by key group: whatever was done to the partitions, it must not change."""
+"""Runs a stateful kernel slice by slice on partitions that are cut, sealed, restored, split and
+merged at will, and gives the output by key group: whatever was done to the partitions, it must not
+change."""
 
 from __future__ import annotations
 
@@ -52,11 +53,15 @@ class KernelRun:
         self.partitions = [Partition(frozenset(range(GROUPS)), self._fresh())]
 
     def run(
-        self, inputs: tuple[pa.Table, ...], watermark: int | None, cuts: list[int]
+        self,
+        inputs: tuple[pa.Table, ...],
+        watermark: int | None,
+        cuts: list[int],
+        processing_ms: int = 0,
     ) -> dict[int, list[Row]]:
         """One slice; each input is combined in the pieces that `cuts` makes of it."""
         combined = [self._combined(port, table, cuts) for port, table in enumerate(inputs)]
-        time = SliceTime(0, watermark, 0)
+        time = SliceTime(0, watermark, processing_ms)
         outputs: dict[int, list[Row]] = {}
         for partition in self.partitions:
             own = tuple(self._routed(table, partition.groups) for table in combined)
@@ -88,6 +93,8 @@ class KernelRun:
                 partition.state = state
         elif action == "split":
             self._split()
+        elif action == "merge" and len(self.partitions) > 1:
+            self._merge()
 
     def _split(self) -> None:
         whole = max(self.partitions, key=lambda partition: len(partition.groups))
@@ -102,6 +109,13 @@ class KernelRun:
         whole.sealed = [whole.state.snapshot()]
         whole.state.seal()
         self.partitions.append(Partition(moved, state, [snapshot]))
+
+    def _merge(self) -> None:
+        gone, kept = self.partitions.pop(), self.partitions[0]
+        kept.state.load(gone.state.snapshot())
+        kept.groups |= gone.groups
+        kept.sealed = [kept.state.snapshot()]
+        kept.state.seal()
 
     def _fresh(self) -> Any:
         return self.kernel.new_state(GROUPS, *self.schemas)

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runs import GROUPS, KernelRun, Row, plain_value
 
-from anabranch.errors import TopologyError
+from anabranch.errors import OperatorError, TopologyError
 from anabranch.operators import aggregates
 from anabranch.operators.aggregates import KeyedAggregate, count, mean
 from anabranch.operators.base import SliceTime
 from anabranch.operators.hashing import key_groups
+from anabranch.operators.windows import WindowedAggregate, hopping
 
 SCHEMA = pa.schema(
     [("s", pa.string()), ("f", pa.float64()), ("i", pa.int32()), ("x", pa.float64())]
@@ -99,6 +100,49 @@ def test_integer_sums_are_exact() -> None:
     table = pa.table({"k": [1, 1, 1], "v": [2**62, 1, -5]}, schema)
     result = kernel.compute(state, (kernel.combine(0, table),), SliceTime(0, None, 0))
     assert result.output.to_pylist() == [{"k": 1, "total": 2**62 - 4}]
+
+
+EDGE = 2**63 - 1
+near_the_edge = st.one_of(
+    st.integers(-(2**63), EDGE), st.integers(EDGE - 3, EDGE), st.integers(-3, 3)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 1), near_the_edge), max_size=4), max_size=4),
+    st.sampled_from(["sum", "mean"]),
+)
+def test_an_integer_sum_is_exact_or_refused(slices: list[list[tuple[int, int]]], kind: str) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    kernel = KeyedAggregate(("k",), {"total": getattr(aggregates, kind)("v")})
+    state = kernel.new_state(4, schema)
+    totals: dict[int, int] = {}
+    for rows in slices:
+        table = pa.table([[k for k, _ in rows], [v for _, v in rows]], schema)
+        sums = {key: sum(v for k, v in rows if k == key) for key, _ in rows}
+        after = {key: totals.get(key, 0) + part for key, part in sums.items()}
+        if any(not -EDGE - 1 <= total <= EDGE for total in [*sums.values(), *after.values()]):
+            with pytest.raises(OperatorError, match=rf"{kind}\('v'\).* left the range of 64-bit"):
+                kernel.compute(state, (kernel.combine(0, table),), SliceTime(0, None, 0))
+            return
+        totals |= after
+        result = kernel.compute(state, (kernel.combine(0, table),), SliceTime(0, None, 0))
+        state.install(result.change)
+        if kind == "sum":
+            output = zip(*result.output.to_pydict().values(), strict=True)
+            assert dict(output) == {key: totals[key] for key in sums}
+
+
+def test_panes_of_a_window_may_not_overflow_together() -> None:
+    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
+    kernel = WindowedAggregate(("k",), "t", hopping("4us", "2us"), {"n": aggregates.sum("v")})
+    state = kernel.new_state(4, schema)
+    table = pa.table([[1, 1], [0, 2], [EDGE, 1]], schema)
+    state.install(kernel.compute(state, (kernel.combine(0, table),), SliceTime(0, None, 0)).change)
+    empty = kernel.combine(0, table.slice(0, 0))
+    with pytest.raises(OperatorError, match=r"sum\('v'\) of a key has left the range"):
+        kernel.compute(state, (empty,), SliceTime(1, 4, 0))
 
 
 def test_min_and_max_keep_the_type_of_times() -> None:

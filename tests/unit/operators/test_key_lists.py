@@ -51,6 +51,6 @@ def test_a_list_that_is_written_often_is_found_as_fast() -> None:
     lists.apply(written(lists, list(range(1_000)), [1] * 1_000, 0))
     for value in range(300):
         lists.apply(written(lists, [5], [2], value))
-    used = np.count_nonzero(lists._table._index != ABSENT)
+    used = np.count_nonzero(lists.table._index != ABSENT)
     assert used <= 1_000 + 1 + 2
     assert contents(lists, [5, 6]) == [[299, 299], [0]]

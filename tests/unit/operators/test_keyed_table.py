@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from anabranch.operators.accumulators import load_rows, sum_part
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import groups_of, hash_keys
-from anabranch.operators.keyed_table import ABSENT, KeyedTable, RowLog
+from anabranch.operators.keyed_table import ABSENT, NEVER, KeyedTable, RowLog
 
 SCHEMA = pa.schema([("k", pa.int64())])
 GROUPS = 16
@@ -95,6 +95,41 @@ def new_table_from(table: KeyedTable) -> list[tuple[int, int]]:
 
 def group_of(key: int) -> int:
     return int(groups_of(hash_keys(keyed([key]), ["k"])[0], GROUPS)[0])
+
+
+def test_compaction_keeps_tombstones_that_are_not_sealed() -> None:
+    table, copy = new_table(), new_table()
+    upsert(table, dict.fromkeys(range(100), 0))
+    load(copy, table.export(table.take_dirty()))
+    delete(table, list(range(95)))
+    upsert(table, {200: 0})  # more dead than alive, but all of them unsealed
+    load(copy, table.export(table.take_dirty()))
+    assert contents(copy) == contents(table)
+    upsert(table, {201: 0})
+    assert table._slots == len(table) == 7  # sealed: now they are gone
+
+
+def test_unsealed_tombstones_do_not_make_every_add_a_compaction() -> None:
+    table = new_table()
+    upsert(table, dict.fromkeys(range(1_000), 0))
+    delete(table, list(range(1_000)))
+    upsert(table, {-1: 0})
+    index = table._index
+    for key in range(2_000, 2_100):
+        upsert(table, {key: 0})
+    assert table._index is index
+
+
+def test_moments_are_kept_but_not_exported() -> None:
+    table = KeyedTable(SCHEMA, {"v": PART.dtype}, GROUPS, ["at"])
+    rows = keyed([1, 2])
+    hashes = hash_keys(rows, ["k"])
+    slots = table.add(*hashes, rows, {"v": np.array([5, 6])})
+    assert table.values(slots)["at"].tolist() == [NEVER, NEVER]
+    table.write(slots[:1], {"at": np.array([7])})
+    upsert(table, {3: 0})
+    assert table.values(table.find(*hashes))["at"].tolist() == [7, NEVER]
+    assert table.export(slots).schema.names == ["_group", "_deleted", "k", "v"]
 
 
 def test_growth_keeps_every_key_and_stays_small() -> None:

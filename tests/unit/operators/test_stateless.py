@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
+import re
 from typing import Any
 
 import polars as pl
@@ -95,6 +97,57 @@ def test_refused_while_it_runs() -> None:
         Filter(lambda frame: pl.Series([True])).process(TABLE)
     with pytest.raises(OperatorError, match="one row for every row"):
         Select([pl.col("n").sum()]).process(TABLE)
+
+
+def by_rows(some: pl.DataFrame) -> Map:
+    """A function that gives `some` once there are rows."""
+    return Map(lambda frame: some if frame.height else frame)
+
+
+def test_a_function_must_keep_the_schema_it_showed() -> None:
+    promised = pl.DataFrame({"text": ["x"] * 3, "n": [1, 2, 3]}, schema_overrides={"n": pl.Int32})
+    refused = {
+        "column 'n' must be int32, but came as int64": promised.cast({"n": pl.Int64}),
+        "column 'text' must be large_string, but came as int32": promised.select(
+            text=pl.col("n"), n=pl.col("n")
+        ),
+        "lacks column 'n' (int32); it has ['text']": promised.drop("n"),
+        "a column 'm' that was not expected; expected are ['text', 'n']": promised.with_columns(
+            m=pl.lit(1)
+        ),
+    }
+    for words, some in refused.items():
+        with pytest.raises(OperatorError, match=re.escape(words)):
+            by_rows(some).process(TABLE)
+        with pytest.raises(OperatorError, match=re.escape(words)):
+            FlatMap(by_rows(some).function).process(TABLE)
+    assert checked(by_rows(promised.select("n", "text")))[0] == {"text": "x", "n": 1}
+    nulls = promised.with_columns(text=pl.lit(None))
+    assert checked(by_rows(nulls))[0] == {"text": None, "n": 1}
+
+
+def test_what_a_function_promised_travels_with_it() -> None:
+    calls = []
+
+    def function(frame: pl.DataFrame) -> pl.DataFrame:
+        calls.append(frame.height)
+        return frame
+
+    kernel = Map(function)
+    kernel.output_schema(TABLE.schema)
+    kernel.process(TABLE)
+    kernel.process(TABLE)
+    assert calls == [0, 3, 3]
+    shipped = pickle.loads(pickle.dumps(replace_function(kernel, str)))
+    assert shipped._learned == kernel._learned
+    assert shipped == Map(str)
+
+
+def replace_function(kernel: Map, function: Any) -> Map:
+    """The kernel with a function that can be pickled by name."""
+    copy = Map(function)
+    copy._learned.update(kernel._learned)
+    return copy
 
 
 def test_two_columns_of_one_name_are_refused() -> None:

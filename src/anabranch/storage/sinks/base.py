@@ -1,0 +1,84 @@
+"""What a sink is: rows leave in two steps, whole slices at a time.
+
+Where rows are made, `stage` puts them aside, out of every reader's sight; the driver journals the
+slice with the names of what was staged and then calls `expose`, which may be repeated: a crash
+between the two is mended by exposing the newest journalled slice again at the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from anabranch.errors import ConfigError
+from anabranch.model.reports import Staged
+from anabranch.model.slices import SliceRecord
+
+
+@dataclass(frozen=True)
+class Home:
+    """Whose sink it is and what it may use. The session stays on the driver."""
+
+    job: str
+    sink: str
+    root: Path  # the job's checkpoint directory, under the same path on nodes and driver
+    spark: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Home, (self.job, self.sink, self.root)
+
+    @property
+    def app_id(self) -> str:
+        """Under this name a table remembers the newest slice it has. Names have no slash."""
+        return f"anabranch/{self.job}/{self.sink}"
+
+
+class Sink:
+    """What `Stream.to` takes. A subclass stages and exposes; the rest it may leave as it is."""
+
+    # Whether `expose` can still find rows after a restart, from the names in the journal.
+    durable: ClassVar[bool] = True
+
+    def bind(self, home: Home) -> None:
+        """Before anything else, on the driver; what nodes get is a copy made after it."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse, before the first slice, rows this sink cannot take."""
+
+    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
+        """Put rows aside; runs on nodes and in source tasks. `run` is the driver's generation."""
+        raise NotImplementedError
+
+    def expose(self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]) -> None:
+        """Let readers see the slice; runs on the driver. `staged` is empty after a restart."""
+        raise NotImplementedError
+
+    def begin(self, newest: int) -> None:
+        """At the start of a run whose journal ends with slice `newest` (0: a new one): remove what
+        earlier runs staged and never exposed, refuse a place that holds another job's rows."""
+
+    def close(self) -> None:
+        """The run has ended: let go of connections."""
+
+
+def refuse_lost_slice(record: SliceRecord, sinks: Mapping[str, Sink], root: Path) -> None:
+    """At a start, before the newest slice is exposed again: its rows must have a sink to go to.
+
+    Sinks remove staged files once readers see the rows, so files that are left were not exposed.
+    """
+    for name, files in record.staged.items():
+        if name in sinks and sinks[name].durable:
+            continue
+        if any((root / f).exists() for f in files):
+            now = "no longer has it" if name not in sinks else "has another kind of sink there"
+            raise ConfigError(
+                f"slice {record.number} has rows for the sink {name!r} that were not exposed when "
+                f"the job ended, and the topology {now}; start once with the sink as it was and "
+                "stop, then change it",
+                sink=name,
+                slice=record.number,
+            )

@@ -1,0 +1,68 @@
+"""Hands every slice to a function on the driver: for any writer Spark or Python has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.errors import OperatorError, TopologyError
+from anabranch.storage.sinks.staged import StagedSink, read_marker, write_marker
+
+
+@dataclass
+class ForEachSlice(StagedSink):
+    """Calls `function(rows, slice_number)` on the driver for every journalled slice with rows.
+
+    `rows` is a Spark DataFrame, or with `arrow=True` an Arrow table; both end with the call. The
+    calls come in the order of the slices. A slice is followed by the next only when the function
+    has returned, and is repeated only if the driver died, or the function raised, before that
+    was noted: at least once for the newest slice, exactly once if the function does nothing when
+    it sees a slice number again.
+    """
+
+    function: Callable[[Any, int], object]
+    arrow: bool = False
+
+    def check(self, schema: pa.Schema) -> None:
+        for field in schema if not self.arrow else ():
+            if pa.types.is_time(field.type) or pa.types.is_duration(field.type):
+                raise TopologyError(
+                    f"Spark has no type for column {field.name!r}, {field.type}; cast it, or take "
+                    "Arrow tables with ForEachSlice(function, arrow=True)",
+                    column=field.name,
+                )
+        self._schema = schema
+
+    def _place(self) -> str:
+        return f"the sink {self.home.sink!r}"
+
+    def _marker(self) -> Path:
+        return self.home.root / "exposed" / self.home.sink
+
+    def _newest(self) -> int:
+        return read_marker(self._marker())
+
+    def _deliver(self, slice_no: int, files: Sequence[Path]) -> None:
+        if self._has(slice_no, self._newest()):
+            return
+        self._refuse_missing(slice_no, files)
+        try:
+            self.function(self._rows(files), slice_no)
+        except Exception as e:
+            raise OperatorError(
+                f"the function of the sink {self.home.sink!r} raised on slice {slice_no}: "
+                f"{type(e).__name__}: {e}; the slice is kept: correct the function and start again "
+                "with the same checkpoint directory, it gets the slice again",
+                operator=self.home.sink,
+                slice=slice_no,
+            ) from e
+        write_marker(self._marker(), slice_no)
+
+    def _rows(self, files: Sequence[Path]) -> Any:
+        if self.arrow:
+            return pa.Table.from_batches(self._batches(files), self._schema)
+        return self.home.spark.read.parquet(*(p.as_uri() for p in files))

@@ -1,0 +1,316 @@
+"""A PostgreSQL table: one transaction per slice, which also records the slice's number."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.errors import AnabranchError, ConfigError, StorageError, TopologyError
+from anabranch.model.duration import parse_duration
+from anabranch.model.reports import Staged
+from anabranch.storage.sinks.postgres_rows import column_type, copy_text, fits, refuse_values
+from anabranch.storage.sinks.staged import StagedSink
+
+OLDEST_SERVER = 150_000  # NULLS NOT DISTINCT; older releases are out of support
+PAUSE_S = (0.1, 2.0)  # between two attempts: the first, and the longest after doublings
+# Of a connection, unless the address says otherwise: a server that vanished must be noticed.
+CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "30000"}
+_LOCK = 0x616E6162  # advisory, while tables are created: CREATE … IF NOT EXISTS can collide
+_ORDER = "_anabranch_row"
+
+
+@dataclass
+class Postgres(StagedSink):
+    """Inserts every slice into a PostgreSQL table in one transaction; needs `anabranch[postgres]`.
+
+    With `keys`, rows replace those with the same values in these columns; of several in a slice
+    the last counts. The transaction also records the slice's number in the table
+    `anabranch_slices` beside the target, so a slice that is exposed again changes nothing.
+    Tables that are not there are created. A server that is away in the middle of a run is tried
+    again for as long as `retry` says before the run ends.
+    """
+
+    address: str = field(repr=False)  # may hold a password; never sent to nodes
+    table: str
+    keys: Sequence[str] = ()
+    retry: str | timedelta = "30s"
+
+    def __post_init__(self) -> None:
+        self.keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+        self._retry_s = parse_duration(self.retry).total_seconds()
+        self._connection: Any = None
+
+    # -- the life of a run ---------------------------------------------------------------------
+
+    def check(self, schema: pa.Schema) -> None:
+        _psycopg()
+        for column in schema:
+            column_type(column)
+        missing = [k for k in self.keys if k not in schema.names]
+        if missing:
+            raise TopologyError(
+                f"the PostgreSQL sink has the key columns {missing}, but the stream has "
+                f"{schema.names}",
+                columns=missing,
+            )
+        self._schema = schema
+
+    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
+        refuse_values(table, name)
+        return super().stage(name, table, slice_no, run, writer)
+
+    def begin(self, newest: int) -> None:
+        with self._explained("reach"):
+            super().begin(newest)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                self._connection.close()
+            self._connection = None
+
+    def _place(self) -> str:
+        return f"the PostgreSQL table {self.table}"
+
+    def _newest(self) -> int:
+        return self._recorded(self._connected())
+
+    def _recorded(self, connection: Any) -> int:
+        """Locks the row: a dead driver's transaction either ends before, or never counts."""
+        found = connection.execute(
+            self._sql("SELECT slice FROM {slices} WHERE sink = %s FOR UPDATE"), [self.home.app_id]
+        ).fetchone()
+        return found[0] if found else 0
+
+    # -- one slice -----------------------------------------------------------------------------
+
+    def _deliver(self, slice_no: int, files: Sequence[Path]) -> None:
+        """In one transaction; again, for a while, if the server is away. Whether an attempt whose
+        end was not heard of has succeeded is what the recorded number says."""
+        psycopg = _psycopg()
+        away_since: float | None = None
+        pause, longest = PAUSE_S
+        while True:
+            try:
+                with self._explained(f"write slice {slice_no} to"):
+                    return self._write(slice_no, files)
+            except StorageError as e:
+                if not isinstance(e.__cause__, psycopg.OperationalError | psycopg.InterfaceError):
+                    raise
+                self.close()
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if now - away_since + pause > self._retry_s:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _write(self, slice_no: int, files: Sequence[Path]) -> None:
+        connection = self._connected()
+        with connection.transaction():
+            if self._has(slice_no, self._recorded(connection)):
+                return
+            self._refuse_missing(slice_no, files)
+            target = "pg_temp.anabranch_slice" if self.keys else "{table}"
+            with connection.cursor() as cursor:
+                copy = self._sql(f"COPY {target} ({{columns}}) FROM STDIN (FORMAT csv)")
+                with cursor.copy(copy) as writer:
+                    for text in copy_text(self._batches(files)):
+                        writer.write(text)
+                if self.keys:
+                    cursor.execute(self._upsert())
+                cursor.execute(
+                    self._sql(
+                        "INSERT INTO {slices} VALUES (%s, %s) ON CONFLICT (sink) DO UPDATE "
+                        "SET slice = excluded.slice"
+                    ),
+                    [self.home.app_id, slice_no],
+                )
+
+    def _upsert(self) -> Any:
+        sql = _psycopg().sql
+        values = [n for n in self._schema.names if n not in self.keys]
+        updates = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(n)) for n in values]
+        action = (
+            sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(updates))
+            if updates
+            else sql.SQL("NOTHING")
+        )
+        return self._sql(
+            "INSERT INTO {table} ({columns}) SELECT DISTINCT ON ({keys}) {columns} "
+            "FROM pg_temp.anabranch_slice ORDER BY {keys}, {order} DESC "
+            "ON CONFLICT ({keys}) DO {action}",
+            action=action,
+        )
+
+    # -- connection and tables -----------------------------------------------------------------
+
+    def _connected(self) -> Any:
+        """A connection whose tables are there and fit, kept from slice to slice."""
+        if self._connection is None or self._connection.closed:
+            psycopg = _psycopg()
+            given = psycopg.conninfo.conninfo_to_dict(self.address)
+            connection = psycopg.connect(**{**CONNECTION, **given}, autocommit=True)
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _prepare(self, connection: Any) -> None:
+        if connection.info.server_version < OLDEST_SERVER:
+            raise ConfigError(
+                f"the server of {self._place()} is PostgreSQL "
+                f"{connection.info.server_version // 10_000}; it must be 15 or newer"
+            )
+        # A commit that the server may still forget would be lost with the staged files.
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        timeout_ms = max(1, int(1000 * self._retry_s))
+        connection.execute("SELECT set_config('lock_timeout', %s, false)", [f"{timeout_ms}ms"])
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            if not self._exists(connection, "{slices}"):
+                connection.execute(
+                    self._sql(
+                        "CREATE TABLE {slices} (sink text PRIMARY KEY, slice bigint NOT NULL)"
+                    )
+                )
+            # From the first slice on there is a row to lock.
+            connection.execute(
+                self._sql("INSERT INTO {slices} VALUES (%s, 0) ON CONFLICT DO NOTHING"),
+                [self.home.app_id],
+            )
+            if self._exists(connection, "{table}"):
+                self._refuse_other_columns(connection)
+            else:
+                connection.execute(self._create())
+            if self.keys:
+                connection.execute(
+                    self._sql(
+                        "CREATE TEMPORARY TABLE anabranch_slice ON COMMIT DELETE ROWS AS "
+                        "SELECT {columns} FROM {table} WITH NO DATA"
+                    )
+                )
+                connection.execute(
+                    self._sql("ALTER TABLE pg_temp.anabranch_slice ADD {order} bigserial")
+                )
+
+    def _create(self) -> Any:
+        sql = _psycopg().sql
+        parts = [
+            sql.SQL("{} " + column_type(c)).format(sql.Identifier(c.name)) for c in self._schema
+        ]
+        if self.keys:  # null is a key like any other
+            parts.append(self._sql("UNIQUE NULLS NOT DISTINCT ({keys})"))
+        return self._sql("CREATE TABLE {table} ({parts})", parts=sql.SQL(", ").join(parts))
+
+    def _exists(self, connection: Any, name: str) -> bool:
+        text = self._sql(name).as_string(connection)
+        return bool(connection.execute("SELECT to_regclass(%s) IS NOT NULL", [text]).fetchone()[0])
+
+    def _refuse_other_columns(self, connection: Any) -> None:
+        oid = self._sql("{table}").as_string(connection)
+        columns = {
+            name: (kind, needed)
+            for name, kind, needed in connection.execute(
+                "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef "
+                "AND attidentity = '' FROM pg_attribute "
+                "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+                [oid],
+            )
+        }
+        wrong = [
+            f"{c.name!r} is {columns[c.name][0]} for {c.type}"
+            if c.name in columns
+            else f"{c.name!r} ({column_type(c)}) is missing"
+            for c in self._schema
+            if c.name not in columns or not fits(c, columns[c.name][0])
+        ]
+        wrong += [
+            f"{n!r} must not be null and the stream does not have it"
+            for n, (_, needed) in columns.items()
+            if needed and n not in self._schema.names
+        ]
+        if not wrong and self.keys and not self._is_unique(connection, oid):
+            wrong = [
+                f"no unique index is on exactly the keys {list(self.keys)}, with its columns NOT "
+                "NULL or NULLS NOT DISTINCT"
+            ]
+        if wrong:
+            raise ConfigError(
+                f"{self._place()} does not fit the stream of the sink {self.home.sink!r}: "
+                f"{'; '.join(wrong)}; change the table or the stream",
+                table=self.table,
+            )
+
+    def _is_unique(self, connection: Any, oid: str) -> bool:
+        """Whether ON CONFLICT finds an index on the keys, for which null is a key too."""
+        found = connection.execute(
+            "SELECT 1 FROM pg_index i WHERE indrelid = to_regclass(%s) AND indisunique "
+            "AND indpred IS NULL AND indisvalid AND (SELECT array_agg(attname::text ORDER BY "
+            "attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
+            "= %s AND indnatts = %s AND (indnullsnotdistinct OR NOT EXISTS (SELECT FROM "
+            "pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey) AND NOT attnotnull))",
+            [oid, sorted(self.keys), len(self.keys)],
+        ).fetchone()
+        return found is not None
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def _sql(self, text: str, **parts: Any) -> Any:
+        """A statement with the sink's own names in it, quoted."""
+        sql = _psycopg().sql
+        path = self.table.split(".")
+
+        def names(columns: Sequence[str]) -> Any:
+            return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+        return sql.SQL(text).format(
+            table=sql.Identifier(*path),
+            slices=sql.Identifier(*path[:-1], "anabranch_slices"),
+            columns=names(self._schema.names),
+            keys=names(self.keys),
+            order=sql.Identifier(_ORDER),
+            **parts,
+        )
+
+    @contextlib.contextmanager
+    def _explained(self, action: str) -> Iterator[None]:
+        psycopg = _psycopg()
+        try:
+            yield
+        except AnabranchError:
+            raise
+        except psycopg.Error as e:
+            detail = e.diag.message_detail
+            reason = (str(e).splitlines() or [type(e).__name__])[0]
+            raise StorageError(
+                f"could not {action} {self._place()}: {reason}{f' ({detail})' if detail else ''}; "
+                "nothing is lost: when this is mended, start again with the same checkpoint "
+                "directory",
+                table=self.table,
+            ) from e
+
+
+def _psycopg() -> Any:
+    try:
+        importlib.import_module("psycopg.conninfo")
+        return importlib.import_module("psycopg")
+    except ImportError as e:
+        raise ConfigError(
+            "a Postgres sink needs the package psycopg on the driver: pip install "
+            "'anabranch[postgres]'"
+        ) from e

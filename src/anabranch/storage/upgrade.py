@@ -1,0 +1,111 @@
+"""What a changed topology takes over from the run before it.
+
+The journal's head and slices go in, and come out as if the new topology had written them: state
+under the names of the new chains, or a CheckpointMismatchError that says what to change. Nothing
+on disk is touched: the driver journals the result when it begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anabranch.control.fingerprint import (
+    changes_replay,
+    check_fit,
+    clean_stop_needed,
+    origins_of,
+    rechained,
+)
+from anabranch.errors import CheckpointMismatchError, StorageError
+from anabranch.model.slices import Cut, SliceRecord
+from anabranch.storage.checkpoint_files import read_checkpoint
+from anabranch.storage.journal import Head
+
+log = logging.getLogger("anabranch")
+
+
+def continue_from(
+    root: Path,
+    head: Head,
+    slices: Sequence[SliceRecord],
+    fingerprint: Mapping[str, Any],
+    dropped: Collection[str] = (),
+) -> tuple[Head, tuple[SliceRecord, ...]]:
+    """The head and all slices after its older cut, for the topology of `fingerprint`.
+
+    `dropped` names operators that are gone and whose state is given up.
+    """
+    old, records = head.fingerprint, (*head.slices, *slices)
+    check_fit(old, fingerprint, str(root), dropped)
+    reason = clean_stop_needed(old, fingerprint, head.cut, records)
+    if reason is not None:
+        raise _replay_needed(root, head.cut, records, reason)
+    _tell(old, fingerprint, records)
+    if changes_replay(old, fingerprint):
+        # The older cut needs a replay that this topology cannot make, so the newer one has to do.
+        _check_files(root, head.cut)
+        head, records = replace(head, previous=None), records[-1:]
+    if old["chains"] != fingerprint["chains"]:
+        head = _rechained(head, fingerprint)
+    return replace(head, slices=()), records
+
+
+def _replay_needed(
+    root: Path, cut: Cut | None, records: Sequence[SliceRecord], reason: str
+) -> CheckpointMismatchError:
+    after = records[-1].number - (cut.slice if cut else 0)
+    count = f"{after} slices were" if after > 1 else "one slice was"
+    return CheckpointMismatchError(
+        f"{count} committed after the last checkpoint in {root}, and this topology cannot replay "
+        f"them: {reason}; start the topology that wrote them once more, stop it, and then start "
+        "this one",
+        directory=str(root),
+    )
+
+
+def _tell(old: Mapping[str, Any], new: Mapping[str, Any], records: Sequence[SliceRecord]) -> None:
+    first = records[-1].number + 1 if records else 1
+    for name in old["operators"]:
+        if name not in new["operators"]:
+            log.warning("the state of operator %r is dropped, as asked for", name)
+    for name in new["operators"]:
+        if name not in old["operators"]:
+            log.info("operator %r is new: it starts empty with slice %d", name, first)
+
+
+def _check_files(root: Path, cut: Cut | None) -> None:
+    """Read every file of the cut: what it cannot restore must be found while there is a choice."""
+    for file in [f for files in cut.files.values() for f in files] if cut else []:
+        try:
+            read_checkpoint(root / file)
+        except StorageError as e:
+            raise StorageError(
+                f"{e.message}; this topology can only begin with the newest checkpoint: start the "
+                "one that wrote it, which goes on from the checkpoint before, stop it, and then "
+                "start this one",
+                **e.fields,
+            ) from e
+
+
+def _rechained(head: Head, fingerprint: Mapping[str, Any]) -> Head:
+    """State and routing under the names of the chains that its operators are in now."""
+    old = head.fingerprint
+    before, now = old["chains"], fingerprint["chains"]
+    groups: dict[str, tuple[int, ...]] = {}
+    parallelism: dict[str, int] = dict(fingerprint["parallelism"])
+    for chain, operators in now.items():
+        origins = [o for o in origins_of(operators, before) if o in head.groups]
+        if len({head.groups[o] for o in origins}) == 1:
+            groups[chain] = head.groups[origins[0]]
+            parallelism[chain] = old["parallelism"][origins[0]]
+    return replace(
+        head,
+        fingerprint={**old, "chains": now, "parallelism": parallelism},
+        cut=head.cut and rechained(head.cut, before, now),
+        previous=head.previous and rechained(head.previous, before, now),
+        groups=groups,
+    )
