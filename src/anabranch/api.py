@@ -95,6 +95,7 @@ class Topology:
         max_rows_per_slice: int | None = None,
         available_now: bool = False,
         backups: str | Sequence[str] = "all",
+        node_timeout: Duration = "5s",
     ) -> Job:
         """Start the job and return a handle to it.
 
@@ -102,7 +103,8 @@ class Topology:
         the same one, the job goes on where it was. `available_now` ends the job when all data
         that is there now has been processed. `backups` names the operators that keep their output
         for the recovery of those behind them: "all", "sources" (whose log serves instead) or a
-        list; what is not kept is computed again, which takes longer.
+        list; what is not kept is computed again, which takes longer. A node that gives no sign of
+        life for `node_timeout` counts as lost; one whose process is gone is noticed at once.
         """
         from anabranch.driver.preparing import JobParts, RunConfig
         from anabranch.spark.driver import JobDriver
@@ -125,6 +127,7 @@ class Topology:
             max_rows_per_slice=max_rows_per_slice,
             available_now=available_now,
             backups=_backups(backups),
+            node_timeout_ms=_positive_ms("node_timeout", node_timeout),
         )
         driver = JobDriver(spark, parts, config)
         driver.start()

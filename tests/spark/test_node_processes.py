@@ -23,7 +23,9 @@ IDLE_S = 90  # Spark ends workers idle for a minute, looks every ten seconds, ha
 
 def processes(job: Any) -> dict[str, tuple[int, str]]:
     driver = job._driver
-    reports: list[NodeReport] = driver._runner.poll(driver.run)
+    reports: list[NodeReport] = driver._runner.poll(
+        driver.actions.run, driver.controller.mapping.nodes
+    )
     return {str(r.node): (r.pid, r.incarnation) for r in reports}
 
 

@@ -28,6 +28,7 @@ from anabranch.model.reports import Failure, NodeReport, PartitionReport, Source
 from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainError
 from anabranch.node.checkpoint_writer import CheckpointWriter
+from anabranch.node.heartbeat import Heartbeat
 from anabranch.node.messages import JobSpec, PollRequest, RecoverRequest, WaveRequest
 from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
 from anabranch.node.partition import Output, Partition, spill
@@ -66,7 +67,11 @@ class Host:
     """Everything a node process owns for one job. One thread calls it; another one writes
     checkpoints."""
 
-    def __init__(self, spill_directory: Path | None = None) -> None:
+    def __init__(
+        self, spill_directory: Path | None = None, executor_pid: int | None = None
+    ) -> None:
+        self._executor_pid = executor_pid
+        self._heartbeat: Heartbeat | None = None
         self.incarnation = uuid.uuid4().hex
         self._driver = ""
         self._run = 0
@@ -89,6 +94,8 @@ class Host:
     def close(self) -> None:
         """The job has ended: what is sealed is still written, then the writer ends too."""
         self._writer.close()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         for partition in self._partitions.values():
             partition.forget()
 
@@ -284,6 +291,7 @@ class Host:
                 partition.forget()
         if request.driver != self._driver:
             self._writer.begin(request.run)
+            self._answer_to(request)
         self._driver, self._run, self._node, self._mapping, self._job = (
             request.driver, request.run, request.node, plan.mapping, job,
         )  # fmt: skip
@@ -291,6 +299,13 @@ class Host:
         self._inbox, self._routes = Inbox(), {}
         self._edges = {e.id: e for p in job.programs.values() for e in p.chain.inputs}
         self._notes.restore_s = time.monotonic() - started
+
+    def _answer_to(self, request: RecoverRequest) -> None:
+        """Another driver owns this node from now on: it gets the heartbeats."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if request.pulse is not None:
+            self._heartbeat = Heartbeat(request.pulse, request.node, self._executor_pid)
 
     @staticmethod
     def _restored(job: JobSpec, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> Partition:

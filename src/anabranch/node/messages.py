@@ -9,6 +9,7 @@ from anabranch.model.ids import NodeId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainProgram
+from anabranch.node.heartbeat import Pulse
 from anabranch.storage.sinks import Sink
 
 
@@ -49,6 +50,7 @@ class RecoverRequest:
     job: str
     spec: bytes | None  # pickled JobSpec, by the driver's pickler; with the first wave
     driver: str  # unique: a new job on a directory that was deleted counts from 1 again
+    pulse: Pulse | None  # where the node sends its heartbeats
     run: int
     node: NodeId
     nodes: tuple[NodeId, ...]
@@ -64,6 +66,11 @@ class PollRequest:
     job: str
     run: int
     node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class WarmRequest:
+    """Be there: the first request to an executor starts its node process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import gc
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -23,9 +24,27 @@ from typing import Any
 from anabranch.errors import AnabranchError, InvariantError
 from anabranch.node import wire
 from anabranch.node.host import Host
-from anabranch.node.messages import ForgetRequest, PollRequest, RecoverRequest, WaveRequest
+from anabranch.node.messages import (
+    ForgetRequest,
+    PollRequest,
+    RecoverRequest,
+    WarmRequest,
+    WaveRequest,
+)
 
 MAX_CONNECTIONS = 64
+
+
+class Hosts(dict[str, Host]):
+    """The hosts of this process by job, made when they are first asked for."""
+
+    def __init__(self, spill: Path, executor_pid: int) -> None:
+        super().__init__()
+        self._spill, self._executor_pid = spill, executor_pid
+
+    def __missing__(self, job: str) -> Host:
+        host = self[job] = Host(self._spill, self._executor_pid)
+        return host
 
 
 def serve(path: Path, executor_pid: int) -> None:
@@ -35,7 +54,7 @@ def serve(path: Path, executor_pid: int) -> None:
     listener.bind(str(path))
     path.chmod(0o600)
     listener.listen(MAX_CONNECTIONS)
-    hosts: dict[str, Host] = {}
+    hosts = Hosts(path.with_suffix(".spill"), executor_pid)
     gc.freeze()  # imports are forever: keep them out of every collection
     with selectors.DefaultSelector() as selector:
         selector.register(watch, selectors.EVENT_READ, "executor")
@@ -44,6 +63,7 @@ def serve(path: Path, executor_pid: int) -> None:
             for key, _ in selector.select():
                 if key.data == "executor":
                     path.unlink(missing_ok=True)
+                    shutil.rmtree(path.with_suffix(".spill"), ignore_errors=True)
                     os._exit(0)  # at once: the writer thread must not outlive the executor
                 if key.data == "listener":
                     connection, _ = listener.accept()
@@ -55,7 +75,7 @@ def serve(path: Path, executor_pid: int) -> None:
                         connection.close()
 
 
-def _answer(connection: socket.socket, hosts: dict[str, Host]) -> bool:
+def _answer(connection: socket.socket, hosts: Hosts) -> bool:
     """Serve one request; False when the task has gone."""
     try:
         request, buffers = wire.receive(connection)
@@ -75,18 +95,16 @@ def _answer(connection: socket.socket, hosts: dict[str, Host]) -> bool:
     return True
 
 
-def _dispatch(
-    hosts: dict[str, Host], request: Any, buffers: list[memoryview]
-) -> tuple[Any, list[Any]]:
+def _dispatch(hosts: Hosts, request: Any, buffers: list[memoryview]) -> tuple[Any, list[Any]]:
     """Every job of the Spark application has a host of its own."""
+    if isinstance(request, WarmRequest):
+        return None, []
     if isinstance(request, ForgetRequest):
         forgotten = hosts.pop(request.job, None)
         if forgotten is not None:
             forgotten.close()
         return None, []
-    host = hosts.get(request.job)
-    if host is None:
-        host = hosts[request.job] = Host()  # never as a default argument: it starts a thread
+    host = hosts[request.job]
     if isinstance(request, WaveRequest | RecoverRequest):
         if isinstance(request, WaveRequest):
             blobs, report = host.wave(request, buffers)

@@ -105,7 +105,8 @@ class JobDriver:
         """Warm every executor of the session: they are the nodes."""
         ship_package(self._spark)
         check_executors(self._spark)
-        watch = NodeWatch(self._spark, self._warm, self._on_lost, self._on_joined)
+        timeout_s = self._config.node_timeout_ms / 1000
+        watch = NodeWatch(self._spark, timeout_s, self._warm, self._on_lost, self._on_joined)
         self._watch = watch
         runner = WaveRunner(
             self._spark,
@@ -117,6 +118,7 @@ class JobDriver:
             self._prepared.schema,
         )
         self._runner = runner
+        runner.warm(*watch.ready)
         return runner, watch.ready
 
     def _begin_reading(self) -> None:

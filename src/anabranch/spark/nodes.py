@@ -1,6 +1,7 @@
 """Which nodes there are, which are lost, and which have newly joined: one owner of that view.
 
-A thread looks at Spark's list of executors a few times a second. Jobs run under a guard: when a
+A thread looks at Spark's list of executors, and at the heartbeats of the nodes, many times a
+second. Jobs run under a guard: when a
 node they need is gone, their pinned tasks would wait for it, so they are cancelled. Executors
 that join are warmed (Python started, node process up) before anybody hears of them.
 """
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId
+from anabranch.spark.heartbeats import Heartbeats
 from anabranch.spark.session import executors
 
 log = logging.getLogger("anabranch")
@@ -53,6 +55,7 @@ class NodeWatch:
     def __init__(
         self,
         spark: SparkSession,
+        timeout_s: float,
         warm: Callable[[NodeId], None],
         on_lost: Callable[[tuple[NodeId, ...], str], None],
         on_joined: Callable[[tuple[NodeId, ...]], None],
@@ -66,6 +69,9 @@ class NodeWatch:
         self._guards: set[Guard] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        host = self._sc.getConf().get("spark.driver.host")
+        self._heartbeats = Heartbeats(host, timeout_s)
+        self.pulse = self._heartbeats.pulse
         self.lost: dict[NodeId, str] = {}
         self.ready: tuple[NodeId, ...] = ()
         for node, host in executors(spark).items():
@@ -77,6 +83,7 @@ class NodeWatch:
 
     def close(self) -> None:
         self._closed.set()
+        self._heartbeats.close()
 
     def location(self, node: NodeId) -> Any:
         """A Scala sequence of the one location of a node."""
@@ -114,10 +121,11 @@ class NodeWatch:
                 self._guards.discard(guard)
             self._sc.removeJobTag(guard.tag)
 
-    def declare_lost(self, node: NodeId, reason: str) -> None:
+    def _declare_lost(self, node: NodeId, reason: str) -> None:
         """This node is not used again, whatever Spark thinks of it."""
         self.ready = tuple(n for n in self.ready if n != node)
-        self.lost.setdefault(node, reason)
+        self.lost[node] = reason
+        self._heartbeats.declare_lost(node)
 
     def _add(self, node: NodeId, host: str) -> None:
         jvm: Any = self._sc._jvm
@@ -136,17 +144,24 @@ class NodeWatch:
 
     def _look(self) -> None:
         here = executors(self._spark)
-        gone = [n for n in self._locations if n not in here and n not in self.lost]
-        for node in gone:
-            self.declare_lost(node, "its executor is gone")
+        gone = {
+            n: "its executor is gone"
+            for n in self._locations
+            if n not in here and n not in self.lost
+        }
+        silent = self._heartbeats.silent()
+        gone |= {n: f"it was silent for {s:.1f} s" for n, s in silent.items() if n not in gone}
+        for node, reason in gone.items():
+            self._declare_lost(node, reason)
         with self._lock:
             doomed = [g for g in self._guards if self.lost.keys() & set(g.nodes)]
         for guard in doomed:
             self._sc.cancelJobsWithTag(guard.tag)  # again, until it has let go
         if gone and not doomed:
-            threading.Thread(
-                target=self._on_lost, args=(tuple(gone), "its executor is gone"), daemon=True
-            ).start()
+            reason = "; ".join(dict.fromkeys(gone.values()))
+            threading.Thread(target=self._on_lost, args=(tuple(gone), reason), daemon=True).start()
+        for node in silent:  # last, for it may take a while: it may be a zombie, so it must die
+            self._sc._jsc.sc().killAndReplaceExecutor(node)
         for new in [NodeId(n) for n in here if n not in self._locations]:
             self._add(new, here[new])
             threading.Thread(target=self._welcome, args=(new,), daemon=True).start()

@@ -33,7 +33,13 @@ from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.node.messages import ForgetRequest, PollRequest, RecoverRequest, WaveRequest
+from anabranch.node.messages import (
+    ForgetRequest,
+    PollRequest,
+    RecoverRequest,
+    WarmRequest,
+    WaveRequest,
+)
 from anabranch.node.source_task import ReplayRequest, SourceRequest
 from anabranch.spark import tasks
 from anabranch.spark.nodes import NodeWatch
@@ -108,7 +114,7 @@ class WaveRunner:
 
     def recover(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
         """Install and replay as one Spark job: the waves of several slices at once."""
-        nodes = plan.mapping.nodes
+        nodes, pulse = plan.mapping.nodes, self._watch.pulse
         logs = sum(s.source_tasks for s in plan.slices) if plan.reads_log else 0
         count = min(len(nodes), logs)
         with self._explained("recover partitions"):
@@ -122,7 +128,7 @@ class WaveRunner:
             def wave(node: NodeId, depth: int, last: bool) -> RecoverRequest:
                 spec = self._spec if depth == 1 else None
                 return RecoverRequest(
-                    self._job, spec, self._driver, run, node, nodes, plan, depth, last
+                    self._job, spec, self._driver, pulse, run, node, nodes, plan, depth, last
                 )
 
             frames = self._stages(frames, count, nodes, wave)
@@ -202,10 +208,10 @@ class WaveRunner:
         with self._explained("poll the nodes"):
             return self._control([PollRequest(self._job, run, n) for n in nodes], nodes)
 
-    def warm(self, node: NodeId) -> None:
-        """Start Python and the node process on an executor, before it gets work."""
-        with self._explained(f"warm node {node}"):
-            self._control([PollRequest(self._job, 0, node)], (node,))
+    def warm(self, *nodes: NodeId) -> None:
+        """Start Python and the node process on executors, before they get work."""
+        with self._explained(f"warm node {', '.join(nodes)}"):
+            self._control([WarmRequest() for _ in nodes], nodes)
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         return self._watch.await_nodes()

@@ -143,7 +143,7 @@ class LocalNodes:
 
         def wave(node: NodeId, depth: int, last: bool) -> RecoverRequest:
             spec = self._spec if depth == 1 else None
-            return RecoverRequest("", spec, self._driver, run, node, nodes, plan, depth, last)
+            return RecoverRequest("", spec, self._driver, None, run, node, nodes, plan, depth, last)
 
         return self._waves_of(wave, sent, nodes, None)
 
