@@ -104,10 +104,9 @@ class Actions:
         self._journal = Journal(root / "journal")
         self._mapping: PartitionMapping | None = None
         self._confirmed = 0
-        self._known_lost_at = 0.0
+        self._known_lost_at: float | None = None
         self._lost: tuple[NodeId, ...] = ()
         self._lost_reason = "start"
-        self._restore_s = 0.0
         self.run = 0  # the driver's generation
         self.batch: Any = None  # what the source offers now
         self.finished_batch: int | None = None
@@ -225,8 +224,8 @@ class Actions:
     def _recover(self, plan: RecoveryPlan, waves: Waves) -> Event:
         self._mapping = plan.mapping
         started = time.monotonic()
-        if not self.recoveries and plan.part == 0 and not self._lost:
-            self._known_lost_at = started  # a start: nothing was lost
+        if self._known_lost_at is None:
+            self._known_lost_at = started  # a start, or a node process that was replaced
         reports = waves.recover(plan, self.run)
         torn = [f for r in reports for f in r.failures if f.kind == "restore"]
         if torn:
@@ -246,8 +245,9 @@ class Actions:
             reason=self._lost_reason,
             restore_s=restore,
             replay_s=seconds - restore,
-            total_s=time.monotonic() - self._known_lost_at,
+            total_s=time.monotonic() - (self._known_lost_at or 0.0),
         )
+        self._lost, self._lost_reason, self._known_lost_at = (), "its process was replaced", None
         self.recoveries.append(recovery)
         log.info("%s", recovery)
 

@@ -63,3 +63,14 @@ class Recovery:
     restore_s: float
     replay_s: float
     total_s: float  # from the moment the loss was known
+
+    def __str__(self) -> str:
+        what = f"{len(self.partitions)} partitions"
+        whose = f" of node {', '.join(self.nodes)} ({self.reason})" if self.nodes else ""
+        cut = f"the checkpoint of slice {self.from_slice}" if self.from_slice else "the beginning"
+        slices = self.to_slice - self.from_slice
+        shadows = f", {self.shadows} shadows" if self.shadows else ""
+        return (
+            f"recovered {what}{whose} in {self.total_s:.2f} s: restored from {cut} in "
+            f"{self.restore_s:.2f} s, replayed {slices} slices in {self.replay_s:.2f} s{shadows}"
+        )

@@ -5,6 +5,7 @@ The same code runs in Spark's source tasks (source chains) and in nodes (all oth
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,16 @@ class ChainProgram:
             n: self.operators[n].kernel.new_state(self.key_groups, *self.inputs_of[n])
             for n in self.stateful
         }
+
+    def rehearse(self) -> None:
+        """Run once on no rows, for what that imports and sets up; whatever comes of it."""
+        nothing = {
+            n: self.schemas[n].empty_table()
+            for n in self.chain.operators
+            if self.operators[n].kind is Kind.SOURCE
+        }
+        with contextlib.suppress(ChainError):
+            self.run(nothing, {}, self.new_states(), SliceTime(0, None, 0))
 
     def run(
         self,

@@ -70,7 +70,11 @@ class PollRequest:
 
 @dataclass(frozen=True, slots=True)
 class WarmRequest:
-    """Be there: the first request to an executor starts its node process."""
+    """Be ready for a job: load it and run its chains once on nothing, so that no slice has to
+    wait for imports."""
+
+    job: str
+    spec: bytes
 
 
 @dataclass(frozen=True, slots=True)

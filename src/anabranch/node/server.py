@@ -97,14 +97,15 @@ def _answer(connection: socket.socket, hosts: Hosts) -> bool:
 
 def _dispatch(hosts: Hosts, request: Any, buffers: list[memoryview]) -> tuple[Any, list[Any]]:
     """Every job of the Spark application has a host of its own."""
-    if isinstance(request, WarmRequest):
-        return None, []
     if isinstance(request, ForgetRequest):
         forgotten = hosts.pop(request.job, None)
         if forgotten is not None:
             forgotten.close()
         return None, []
     host = hosts[request.job]
+    if isinstance(request, WarmRequest):
+        host.warm(request.spec)
+        return None, []
     if isinstance(request, WaveRequest | RecoverRequest):
         if isinstance(request, WaveRequest):
             blobs, report = host.wave(request, buffers)

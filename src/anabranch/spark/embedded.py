@@ -187,6 +187,7 @@ class EmbeddedCluster:
             "spark.driver.bindAddress": HOST,
             "spark.executor.memory": f"{self._memory_mb}m",
             "spark.ui.enabled": "false",
+            "spark.python.daemon.module": "anabranch.spark.worker_daemon",
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
         }
 
@@ -202,6 +203,8 @@ class EmbeddedCluster:
             # The worker builds its executors' command and asks for it; Spark 4 has no other.
             "SPARK_SCALA_VERSION": "2.13",
             "PYSPARK_PYTHON": sys.executable,
+            # The daemon that forks Python workers imports us before any file is shipped.
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_LOCAL_DIRS": str(local),
             # Also keeps the user's spark-defaults.conf and spark-env.sh out.
@@ -234,6 +237,7 @@ class EmbeddedCluster:
         properties = {
             "spark.worker.timeout": WORKER_TIMEOUT_S,
             "spark.master.rest.enabled": "false",
+            "spark.deploy.maxExecutorRetries": "-1",  # nodes are killed here as often as one likes
         }
         command = [
             str(self._java.executable),

@@ -15,6 +15,8 @@ from anabranch.model.ids import NodeId
 from anabranch.node.heartbeat import ALIVE, BEATS_PER_TIMEOUT, LOST, Pulse
 
 MAX_HELLO = 1024
+# A node process that ended is started again by the next task on its executor: time to do so.
+RESTART_S = 15.0
 
 
 class Heartbeats:
@@ -72,6 +74,8 @@ class Heartbeats:
         try:
             data = connection.recv(MAX_HELLO)
             if not data:
+                if node in self._seen:
+                    self._seen[NodeId(node)] = time.monotonic() + RESTART_S
                 raise ConnectionError
             if not node:
                 node = self._greet(data)

@@ -66,6 +66,16 @@ def _load(job: bytes) -> JobSpec:
     return _jobs[digest]
 
 
+def rehearsal_frames(job: bytes, task: int, nothing: Iterable[bytes]) -> Iterator[bytes]:
+    """Load the job in this worker and run its source chains once; a pair for the shuffle."""
+    deque(nothing, maxlen=0)
+    for program in _load(job).programs.values():
+        if program.chain.is_source:
+            program.rehearse()
+    yield _LONG.pack(task)
+    yield b"rehearsal"
+
+
 def wave_frames(task: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """One wave on one node: (request in the first pair, blobs) in, pairs or the report out."""
     request: Any = None
@@ -86,9 +96,10 @@ def wave_frames(task: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[byt
         start += count
 
 
-def control_frames(task: int, requests: Iterable[bytes]) -> Iterator[bytes]:
-    """Install or poll: one request in, one report out; an error travels as a value."""
-    for request in requests:
+def control_frames(task: int, requests: Iterable[Any]) -> Iterator[bytes]:
+    """Warm, poll or forget: one request in, one answer out; an error travels as a value."""
+    for pair in requests:
+        request = pair[0] if isinstance(pair, tuple) else pair
         try:
             answer, _ = client.call(pickle.loads(request))
         except Exception as e:

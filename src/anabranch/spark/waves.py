@@ -142,11 +142,11 @@ class WaveRunner:
         for depth in range(1, self._waves + 1):
             requests = [_dump(wave(n, depth, depth == self._waves)) for n in nodes]
             pinned = self._pinned(requests, max(1, upstream), nodes)
-            shuffled = (
-                self._shuffle(frames, len(nodes))
-                if frames is not None and upstream
-                else self._pinned([b""] * len(nodes), 1, nodes)
-            )
+            if frames is not None and upstream:
+                shuffled, shuffle = self._shuffle(frames, len(nodes))
+                self._shuffles.put(shuffle)
+            else:
+                shuffled = self._pinned([b""] * len(nodes), 1, nodes)
             frames = self._python_stage(pinned.zip(shuffled), self._wave)
             upstream = len(nodes)
         return frames
@@ -209,9 +209,18 @@ class WaveRunner:
             return self._control([PollRequest(self._job, run, n) for n in nodes], nodes)
 
     def warm(self, *nodes: NodeId) -> None:
-        """Start Python and the node process on executors, before they get work."""
+        """Make executors ready before they get work: Python, the node process, the job, and the
+        JVM's path through a shuffle."""
         with self._explained(f"warm node {', '.join(nodes)}"):
-            self._control([WarmRequest() for _ in nodes], nodes)
+            self._sc.setJobDescription(f"warm node {', '.join(nodes)}")
+            work = self._function(partial(tasks.rehearsal_frames, self._spec), _FRAMES)
+            frames = self._python_stage(self._collection([b""] * len(nodes), nodes), work)
+            requests = [_dump(WarmRequest(self._job, self._spec)) for _ in nodes]
+            shuffled, shuffle = self._shuffle(frames, len(nodes))
+            pinned = self._collection(requests, nodes).zip(shuffled)
+            asked = self._python_stage(pinned, self._function(tasks.control_frames, _PAIRS))
+            self._answers(self._collect(asked, nodes, None))
+            self._shuffles.put(shuffle)  # not before: slices go on meanwhile, and free theirs
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         return self._watch.await_nodes()
@@ -227,7 +236,11 @@ class WaveRunner:
         self._sc.setJobDescription(type(requests[0]).__name__)
         pinned = self._pinned([_dump(r) for r in requests], 1, nodes)
         stage = self._python_stage(pinned, self._ask)
-        answers = [_load(frame) for frame in self._collect(stage, nodes, None)]
+        return self._answers(self._collect(stage, nodes, None))
+
+    @staticmethod
+    def _answers(frames: list[bytes]) -> list[Any]:
+        answers = [_load(frame) for frame in frames]
         for answer in answers:
             if isinstance(answer, AnabranchError):
                 raise answer
@@ -274,14 +287,14 @@ class WaveRunner:
     def _python_stage(self, jrdd: Any, function: Any) -> Any:
         return self._jvm.PythonRDD(jrdd.rdd(), function, True, False).asJavaRDD()
 
-    def _shuffle(self, frames: Any, nodes: int) -> Any:
+    def _shuffle(self, frames: Any, nodes: int) -> tuple[Any, int]:
+        """The blobs where they belong, and the number by which Spark knows this shuffle."""
         if nodes not in self._partitioners:
             # Any partitioner with as many partitions as nodes: the frames carry the partition.
             self._partitioners[nodes] = self._jvm.PythonPartitioner(nodes, id(self))
         pairs = self._jvm.PairwiseRDD(frames.rdd()).asJavaPairRDD()
         shuffled = pairs.partitionBy(self._partitioners[nodes])
-        self._shuffles.put(shuffled.rdd().dependencies().head().shuffleId())
-        return shuffled.values()
+        return shuffled.values(), shuffled.rdd().dependencies().head().shuffleId()
 
     def _collect(self, frames: Any, nodes: tuple[NodeId, ...], tasks: int | None) -> list[bytes]:
         """Run the job; NodesLostError as soon as one of its nodes is known to be gone."""

@@ -1,0 +1,155 @@
+"""Nodes are killed, stopped and lose their processes while a job runs; every slice of every sink
+still has exactly the rows of an undisturbed computation.
+
+The topology has an operator behind another one's shuffle and sinks at three depths. Which rows make
+a slice is read from the sink that gets them as they are; the rest is recomputed from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from jobs import numbers, stream, wait_for
+from pyspark.sql import SparkSession
+from test_driver_kills import STEPS, check_output
+
+import anabranch as ab
+from anabranch.spark import watchdog
+from anabranch.spark.embedded import EmbeddedCluster
+from flow_topology import build
+from oracle import Dataflow
+
+NODE_TIMEOUT_S = 3
+
+
+class Running:
+    """A job whose input grows until it is told to end."""
+
+    def __init__(self, cluster: EmbeddedCluster, spark: SparkSession, root: Path, **options: Any):
+        self.cluster, self.root = cluster, root
+        self.frames = [numbers(root / "in", files=3, rows=40)]
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+        topology = build(
+            Dataflow(STEPS),
+            lambda name: ab.Parquet(str(root / name)),
+            data=lambda name: stream(root / "in", "k long, v long"),
+        )
+        self.job = topology.start(
+            spark,
+            checkpoint=root / "ck",
+            slice="200ms",
+            checkpoint_interval="2s",
+            node_timeout=f"{NODE_TIMEOUT_S}s",
+            **options,
+        )
+
+    def _write(self) -> None:
+        for number in itertools.count(3):
+            while not self._ended.wait(0.3) and self.backlog > 200:
+                pass  # a slow machine must not fall behind for ever
+            if self._ended.is_set():
+                return
+            self.frames.append(numbers(self.root / "in", 1, 40, start=number))
+
+    @property
+    def backlog(self) -> int:
+        """Rows written and not yet in a slice."""
+        done = sum(p.rows_in for p in self.job.recent_progress) if hasattr(self, "job") else 0
+        return sum(f.height for f in self.frames) - done
+
+    @property
+    def mapping(self) -> Any:
+        return self.job._driver.controller.mapping
+
+    def slices(self, more: int) -> None:
+        """Wait until so many more slices have happened."""
+        newest = self.job.last_progress
+        goal = (newest.slice if newest else 0) + more
+        wait_for(lambda: (p := self.job.last_progress) is not None and p.slice >= goal, 90)
+
+    def executor(self, node: str) -> int:
+        return self.cluster.executors()[node][0]
+
+    def node_process(self, node: str) -> int:
+        below = watchdog.members(str(self.cluster.directory))
+        mine = str(self.executor(node))
+        for pid in below:
+            words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+            if b"anabranch.node.server" in words and words[-2].decode() == mine:
+                return pid
+        raise AssertionError(f"node {node} has no node process")
+
+    def recovered(self, before: int) -> None:
+        wait_for(lambda: len(self.job.recoveries) > before, 60)
+
+    def end(self) -> None:
+        self.slices(2)
+        self._ended.set()
+        self._writer.join()
+        wait_for(lambda: self.backlog == 0, 60)
+        self.job.stop()
+        assert self.job.exception is None
+        check_output(self.root, pl.concat(self.frames))
+
+
+def disturbed(running: Running, disturb: Callable[[], None]) -> None:
+    """Do it, and see that it was noticed and recovered from."""
+    before = len(running.job.recoveries)
+    disturb()
+    running.recovered(before)
+    running.slices(2)
+
+
+@pytest.mark.timeout(400)
+def test_whatever_happens_to_nodes_every_slice_is_right(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    running = Running(cluster, spark, tmp_path)
+    running.slices(3)
+    first, *_ = running.mapping.nodes
+    disturbed(running, lambda: cluster.kill(running.node_process(first)))
+    assert first in running.mapping.nodes  # its executor is as good as before
+    disturbed(running, lambda: cluster.kill(running.executor(first)))
+    assert first not in running.mapping.nodes
+    wait_for(lambda: len(running.job._driver._watch.ready) == 3, 60)  # a new node has joined
+    hung = running.executor(running.mapping.nodes[0])
+    disturbed(running, lambda: os.kill(hung, signal.SIGSTOP))
+    assert "silent" in running.job.recoveries[-1].reason
+    wait_for(lambda: not Path(f"/proc/{hung}").exists(), 60)  # the zombie was killed
+    wait_for(lambda: len(running.job._driver._watch.ready) == 3, 60)
+
+    def two() -> None:
+        for node in running.mapping.nodes[:2]:
+            cluster.kill(running.executor(node))
+
+    disturbed(running, two)
+    running.end()
+
+
+@pytest.mark.timeout(300)
+def test_all_nodes_at_once_and_no_backups_but_the_log(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    wait_for(lambda: len(cluster.executors()) == 3, 60)
+    running = Running(cluster, spark, tmp_path, backups="sources")
+    running.slices(2)
+    victim = running.mapping.nodes[-1]
+    disturbed(running, lambda: cluster.kill(running.executor(victim)))
+    assert running.job.recoveries[-1].shadows > 0
+
+    def everybody() -> None:
+        for pid, _ in list(cluster.executors().values()):
+            cluster.kill(pid)
+
+    disturbed(running, everybody)
+    running.end()
