@@ -28,6 +28,7 @@ from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
 from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.dedup import Deduplicate
+from anabranch.operators.enrich import Enrich
 from anabranch.operators.join import WindowJoin
 from anabranch.operators.sessions import Session, SessionAggregate
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
@@ -226,6 +227,28 @@ class Stream:
     ) -> Stream:
         """A function from a Polars frame to a frame (or Arrow table) with any number of rows."""
         return self._stateless(name, FlatMap(function), deterministic)
+
+    def enrich(
+        self,
+        name: str,
+        table: Any,
+        *,
+        on: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        how: str = "left",
+    ) -> Stream:
+        """Add columns of a static table (all others, if not named) to rows with the same key.
+
+        The table is a batch Spark DataFrame, an Arrow table or a Polars frame with every key once.
+        It is taken now and travels with the job. Rows without a match get nulls; with
+        `how="inner"` they are dropped. A null key has no match.
+        """
+        keys = [on] if isinstance(on, str) else list(on)
+        try:
+            kernel = Enrich.of(table, keys, columns, how)
+        except TopologyError as e:
+            raise TopologyError(f"operator {name!r}: {e.message}", **e.fields) from e
+        return self._stateless(name, kernel)
 
     def union(self, *others: Stream) -> Stream:
         """The rows of several streams with the same columns."""
