@@ -32,7 +32,7 @@ def distinct_count(tweets: Any, sink: Any, parallelism: int = 4) -> ab.Topology:
         .window(ab.hopping("10s", "2s"), time="ts")
         .aggregate("distinct", users=ab.count_distinct("user"), parallelism=parallelism)
         .key_by("window_start", "window_end")
-        .aggregate("sum", users=ab.sum("users"), parallelism=1)
+        .aggregate("sum", users=ab.sum("users"), parallelism=1, ttl="1m", time="window_end")
         .to("totals", sink)
     )
     return topology

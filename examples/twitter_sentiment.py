@@ -56,7 +56,7 @@ def twitter_sentiment(
         .window(ab.tumbling("10s"), time="ts")
         .aggregate("hot_topics", n=ab.count(), parallelism=5)
         .key_by("window_start", "window_end")
-        .top_k("merge", HOT, by="n", parallelism=1)
+        .top_k("merge", HOT, by="n", parallelism=1, ttl="1m", time="window_end")
     )
     about_hot = tagged.key_by("topic").join_windows(
         "filter", hot.key_by("topic"), left=["text"], right=["rank"], parallelism=5
