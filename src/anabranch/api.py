@@ -29,7 +29,9 @@ from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.enrich import Enrich
+from anabranch.operators.functions import SliceFunction, state_fields
 from anabranch.operators.join import WindowJoin
+from anabranch.operators.process import KeyedProcess
 from anabranch.operators.sessions import Session, SessionAggregate
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
@@ -357,6 +359,35 @@ class KeyedStream:
         kernel = TopK(self.keys, k, by, descending, Ttl.of(ttl, time))
         return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
 
+    def process(
+        self,
+        name: str,
+        function: SliceFunction,
+        *,
+        time: str | None = None,
+        ttl: Duration | None = None,
+        parallelism: int | None = None,
+        deterministic: bool = True,
+    ) -> Stream:
+        """State and timers of your own: a `SliceFunction` or, row by row and slower, a
+        `RowFunction`.
+
+        `time` names the event-time column; event timers have its type. With `ttl`, a key is
+        forgotten, with its timers, that no row has touched for that long: by `time` and the
+        watermark or, without `time`, by processing time.
+        """
+        if not isinstance(function, SliceFunction):
+            what = f"the class {function.__name__}" if isinstance(function, type) else function
+            raise TopologyError(
+                f"operator {name!r}: process takes an instance of a subclass of SliceFunction or "
+                f"RowFunction, but got {what!s}",
+                operator=name,
+            )
+        lives = None if ttl is None else Ttl.of(ttl, time)
+        kernel = KeyedProcess(self.keys, function, state_fields(function), time, lives)
+        ports = (self.stream.producers,)
+        return self._keyed(name, kernel, ports, parallelism, True, deterministic)
+
     def join_windows(
         self,
         name: str,
@@ -389,6 +420,7 @@ class KeyedStream:
         ports: tuple[tuple[str, ...], ...],
         parallelism: int | None,
         precombine: bool,
+        deterministic: bool = True,
     ) -> Stream:
         topology = self.stream.topology
         topology._add(
@@ -400,6 +432,7 @@ class KeyedStream:
                 keys=self.keys,
                 parallelism=topology._parallelism if parallelism is None else parallelism,
                 precombine=precombine,
+                deterministic=deterministic,
             )
         )
         return Stream(topology, (name,))
