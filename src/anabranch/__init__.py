@@ -15,6 +15,8 @@ from anabranch.operators.aggregates import Mean as mean  # noqa: N813
 from anabranch.operators.aggregates import Min as min  # noqa: N813
 from anabranch.operators.aggregates import Sum as sum  # noqa: N813
 from anabranch.operators.distinct import CountDistinct as count_distinct  # noqa: N813
+from anabranch.operators.functions import KeyedSlice, SliceFunction, SliceResult
+from anabranch.operators.row_functions import KeyState, RowFunction
 from anabranch.operators.sessions import session
 from anabranch.operators.windows import hopping, tumbling
 from anabranch.storage.sinks import Console, Delta, ForEachSlice, Memory, Parquet, Postgres
@@ -32,10 +34,15 @@ __all__ = [
     "EmbeddedCluster",
     "ForEachSlice",
     "Job",
+    "KeyState",
+    "KeyedSlice",
     "KeyedStream",
     "Memory",
     "Parquet",
     "Postgres",
+    "RowFunction",
+    "SliceFunction",
+    "SliceResult",
     "Stream",
     "Topology",
     "WindowedStream",

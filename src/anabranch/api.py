@@ -28,7 +28,10 @@ from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
 from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.dedup import Deduplicate
+from anabranch.operators.enrich import Enrich
+from anabranch.operators.functions import SliceFunction, state_fields
 from anabranch.operators.join import WindowJoin
+from anabranch.operators.process import KeyedProcess
 from anabranch.operators.sessions import Session, SessionAggregate
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
@@ -230,6 +233,28 @@ class Stream:
         """A function from a Polars frame to a frame (or Arrow table) with any number of rows."""
         return self._stateless(name, FlatMap(function), deterministic)
 
+    def enrich(
+        self,
+        name: str,
+        table: Any,
+        *,
+        on: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        how: str = "left",
+    ) -> Stream:
+        """Add columns of a static table (all others, if not named) to rows with the same key.
+
+        The table is a batch Spark DataFrame, an Arrow table or a Polars frame with every key once.
+        It is taken now and travels with the job. Rows without a match get nulls; with
+        `how="inner"` they are dropped. A null key has no match.
+        """
+        keys = [on] if isinstance(on, str) else list(on)
+        try:
+            kernel = Enrich.of(table, keys, columns, how)
+        except TopologyError as e:
+            raise TopologyError(f"operator {name!r}: {e.message}", **e.fields) from e
+        return self._stateless(name, kernel)
+
     def union(self, *others: Stream) -> Stream:
         """The rows of several streams with the same columns."""
         streams = (self, *others)
@@ -337,6 +362,35 @@ class KeyedStream:
         kernel = TopK(self.keys, k, by, descending, Ttl.of(ttl, time))
         return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
 
+    def process(
+        self,
+        name: str,
+        function: SliceFunction,
+        *,
+        time: str | None = None,
+        ttl: Duration | None = None,
+        parallelism: int | None = None,
+        deterministic: bool = True,
+    ) -> Stream:
+        """State and timers of your own: a `SliceFunction` or, row by row and slower, a
+        `RowFunction`.
+
+        `time` names the event-time column; event timers have its type. With `ttl`, a key is
+        forgotten, with its timers, that no row has touched for that long: by `time` and the
+        watermark or, without `time`, by processing time.
+        """
+        if not isinstance(function, SliceFunction):
+            what = f"the class {function.__name__}" if isinstance(function, type) else function
+            raise TopologyError(
+                f"operator {name!r}: process takes an instance of a subclass of SliceFunction or "
+                f"RowFunction, but got {what!s}",
+                operator=name,
+            )
+        lives = None if ttl is None else Ttl.of(ttl, time)
+        kernel = KeyedProcess(self.keys, function, state_fields(function), time, lives)
+        ports = (self.stream.producers,)
+        return self._keyed(name, kernel, ports, parallelism, True, deterministic)
+
     def join_windows(
         self,
         name: str,
@@ -369,6 +423,7 @@ class KeyedStream:
         ports: tuple[tuple[str, ...], ...],
         parallelism: int | None,
         precombine: bool,
+        deterministic: bool = True,
     ) -> Stream:
         topology = self.stream.topology
         topology._add(
@@ -380,6 +435,7 @@ class KeyedStream:
                 keys=self.keys,
                 parallelism=topology._parallelism if parallelism is None else parallelism,
                 precombine=precombine,
+                deterministic=deterministic,
             )
         )
         return Stream(topology, (name,))

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from anabranch.api import describe as describe_topology
 from anabranch.cli.demo import run_demo
+from anabranch.cli.describe import draw as draw_topology
 from anabranch.cli.errors import Commands, Verbose
 from anabranch.cli.loading import load_topology
 from anabranch.cli.plan_backups import plan_backups
@@ -19,6 +20,7 @@ from anabranch.cli.plan_recovery import plan_recovery
 from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
 from anabranch.cli.state import state
 from anabranch.model.duration import parse_duration
+from anabranch.storage.files import explained
 
 app = typer.Typer(
     cls=Commands,
@@ -100,9 +102,18 @@ def run(
 
 
 @app.command()
-def describe(topology: TopologyArgument, verbose: Verbose = False) -> None:
+def describe(
+    topology: TopologyArgument,
+    svg: Annotated[Path | None, typer.Option(help="Also draw it, as SVG, in this file.")] = None,
+    verbose: Verbose = False,
+) -> None:
     """Show a topology: its chains by wave, their operators, keys and shuffles."""
-    typer.echo(describe_topology(load_topology(topology)))
+    loaded = load_topology(topology)
+    typer.echo(describe_topology(loaded))
+    if svg is not None:
+        with explained("write", svg):
+            svg.write_text(draw_topology(loaded.plan()), encoding="utf-8")
+        typer.echo(f"drawn in {svg}")
 
 
 @app.command()

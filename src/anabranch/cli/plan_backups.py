@@ -1,6 +1,6 @@
-"""`anabranch plan backups FILE`: which tasks must keep backups, so that recovery meets a bound.
+"""`anabranch plan backups WHAT`: which tasks must keep backups, so that recovery meets a bound.
 
-The file is JSON:
+WHAT is a topology, whose tasks are its partitions and sources, or a file of JSON:
 
     {
       "bound_s": 7,
@@ -17,7 +17,8 @@ where that costs nothing (algorithm `exact`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape as escape_html
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from anabranch.cli.drawing import (
+    ACCENT,
+    INK,
+    PALE,
+    Box,
+    Link,
+    curve,
+    lay_out,
+    picture,
+    text,
+    text_width,
+)
+from anabranch.cli.loading import load_topology
 from anabranch.errors import PlanningError
+from anabranch.model.plan import Plan
 from anabranch.planning.backups import BackupPlan, BackupProblem, evaluate
 from anabranch.planning.backups_curve import tradeoff
 from anabranch.planning.backups_exact import replan_backups
@@ -38,6 +53,7 @@ from anabranch.planning.backups_paper import (
     tree_backups,
 )
 from anabranch.planning.graph import TaskGraph
+from anabranch.storage.files import explained
 
 HEURISTICS = {
     "line": line_backups,
@@ -46,20 +62,34 @@ HEURISTICS = {
     "exhaustive": exhaustive_backups,
     "share": share_based_backups,
 }
+MARK = 16  # width of a task's mark
+MAX_LABELLED = 16  # tasks in a column that still have room for their names
+SHORT_LEGEND = "square: keeps a backup · circle: keeps none"
+LEGEND = f"{SHORT_LEGEND} · below a name: seconds to reprocess / until it is back"
 TOP_KEYS = frozenset({"bound_s", "tasks", "edges", "existing"})
 TASK_KEYS = frozenset({"name", "reprocess_s", "cost", "host"})
 
 
 def plan_backups(
-    file: Annotated[Path, typer.Argument(help="The topology, as JSON.", exists=True)],
+    what: Annotated[
+        str, typer.Argument(metavar="FILE|MODULE:ATTRIBUTE", help="Tasks as JSON, or a topology.")
+    ],
     bound: Annotated[
         float | None, typer.Option(help="Recovery bound in seconds, instead of the file's.")
+    ] = None,
+    t: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPERATOR=SECONDS",
+            help="Time to reprocess, of a topology's operator and what is fused with it; 1 if "
+            "not given. May be repeated.",
+        ),
     ] = None,
     algorithm: Annotated[
         str, typer.Option(help="exact, dag, tree, line, share or exhaustive.")
     ] = "exact",
     picture: Annotated[
-        Path | None, typer.Option(help="Where to draw the plan, as SVG; FILE.svg by default.")
+        Path | None, typer.Option(help="Where to draw the plan; FILE.svg or TOPOLOGY.svg if not.")
     ] = None,
     curve: Annotated[
         bool, typer.Option(help="Also list the least cost for every recovery bound.")
@@ -67,21 +97,77 @@ def plan_backups(
 ) -> None:
     """Find the cheapest backups that bring any lost task back within the bound."""
     console = Console()
-    problem, existing = read_problem(file, bound)
+    existing: list[str] = []
+    if Path(what).exists() or ":" not in what:
+        if t:
+            raise PlanningError("--t is for a topology: give reprocess_s in the file.")
+        file = Path(what)
+        problem, existing = read_problem(file, bound)
+    else:
+        topology = load_topology(what).plan()
+        file = Path(topology.topology.name)
+        problem = problem_of(topology, bound, t or [])
     plan = _plan(problem, algorithm, existing)
     console.print(_plan_table(problem, plan, existing))
     console.print(_verdict(problem, plan))
     if curve:
         console.print(_curve_table(problem))
     target = picture or file.with_suffix(".svg")
-    target.write_text(draw(problem, plan))
-    console.print(f"Drawn in {escape(str(target))}")
+    with explained("write", target):
+        target.write_text(draw(problem, plan), encoding="utf-8")
+    console.print(f"Drawn in {escape(str(target))}", soft_wrap=True)
+
+
+def problem_of(plan: Plan, bound: float | None, seconds: Sequence[str]) -> BackupProblem:
+    """A task per partition of every chain, since what is fused keeps no output in between, and
+    one per source; streams between tasks as the shuffles go."""
+    if bound is None:
+        raise PlanningError("A topology has no recovery bound: give --bound.")
+    reprocess = _reprocess_s(plan, seconds)
+    tasks = {
+        c.name: [f"{c.name}/{i}" if c.parallelism > 1 else c.name for i in range(c.parallelism)]
+        for c in plan.chains
+    }
+    pairs = dict.fromkeys((e.source, e.target) for c in plan.chains for e in c.inputs)
+    edges = [(u, v) for source, target in pairs for u in tasks[source] for v in tasks[target]]
+    graph = TaskGraph(tuple(n for names in tasks.values() for n in names), tuple(edges))
+    return BackupProblem.of(
+        graph, bound, {n: reprocess.get(c, 1.0) for c, names in tasks.items() for n in names}
+    )
+
+
+def _reprocess_s(plan: Plan, seconds: Sequence[str]) -> dict[str, float]:
+    """Per chain, what was given for its operators."""
+    homes: dict[str, list[str]] = {}
+    for chain in plan.chains:
+        for name in chain.operators:
+            homes.setdefault(name, []).append(chain.name)
+    given: dict[str, float] = {}
+    for item in seconds:
+        name, _, value = item.rpartition("=")
+        if name not in homes:
+            known = ", ".join(homes)
+            raise PlanningError(
+                f"--t {item} must be OPERATOR=SECONDS, and the operators are: {known}."
+            )
+        try:
+            took = float(value)
+        except ValueError:
+            raise PlanningError(f"--t {item}: {value!r} is not a number of seconds.") from None
+        for chain_name in homes[name]:
+            given[chain_name] = given.get(chain_name, 0.0) + took
+    return given
 
 
 def read_problem(file: Path, bound: float | None = None) -> tuple[BackupProblem, list[str]]:
     """The problem in `file` and the backups that run already; a bad file says where it is bad."""
     try:
         data = json.loads(file.read_text())
+    except OSError as error:
+        raise PlanningError(
+            f"{file} cannot be read ({error.strerror}): name a file of JSON, or a topology as "
+            "module:attribute."
+        ) from error
     except ValueError as error:
         raise PlanningError(f"{file} is not JSON: {error}.") from error
     if not isinstance(data, dict):
@@ -196,50 +282,46 @@ def draw(problem: BackupProblem, plan: BackupPlan) -> str:
     depth = [0] * len(graph)
     for v in graph.order:
         depth[v] = 1 + max((depth[u] for u in graph.upstream[v]), default=-1)
-    columns: list[list[int]] = [[] for _ in range(max(depth) + 1)]
-    for v in graph.order:
-        columns[depth[v]].append(v)
-    tallest = max(map(len, columns))
-    gap = 64 if tallest <= 12 else 22
-    height = 60 + gap * tallest
-    at = {
-        v: (70 + 130 * column, 50 + (i + 0.5) * gap * tallest / len(members))
-        for column, members in enumerate(columns)
-        for i, v in enumerate(members)
+    labelled = max(map(depth.count, depth)) <= MAX_LABELLED
+    labels = {
+        v: (name, f"{problem.reprocess_s[v]:g} / {latency[name]:g} s") if labelled else ()
+        for v, name in enumerate(graph.tasks)
     }
-    width = 140 + 130 * (len(columns) - 1)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 20}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="16" y="22" font-size="14">{len(plan.backups)} backups (squares), any lost '
-        f"{'task' if problem.hosts is None else 'node'} back within {plan.worst_s:g} s "
-        f"(bound {problem.bound_s:g} s)</text>",
+    boxes = []
+    for v in graph.order:
+        width = max([MARK, *map(text_width, labels[v])])
+        height = MARK + 13 * len(labels[v])
+        boxes.append(Box(graph.tasks[v], depth[v], width, height, inset=(width - MARK) / 2))
+    links = [Link(u, w, MARK / 2, MARK / 2) for u, w in graph.edges]
+    layout = lay_out(boxes, links, left=32, top=70, gap=56, apart=14 if labelled else 6)
+    few = len(links) <= 100
+    end = ' marker-end="url(#arrow)"' if few else ""
+    parts = [text(16, 44, LEGEND if labelled else SHORT_LEGEND, "start", f' fill="{INK}"')]
+    parts += [
+        f'<path class="stream" d="{curve(route)}" fill="none" stroke="{INK}" '
+        f'stroke-opacity="{0.8 if few else 0.2}"{end}/>'
+        for _, route in layout.routes
     ]
-    faint = 0.6 if len(graph.edges) <= 100 else 0.15
-    for u, targets in enumerate(graph.downstream):
-        for w in targets:
-            (x1, y1), (x2, y2) = at[u], at[w]
-            parts.append(
-                f'<line x1="{x1:g}" y1="{y1:.1f}" x2="{x2:g}" y2="{y2:.1f}" '
-                f'stroke="#556" stroke-opacity="{faint}"/>'
-            )
-    for v, (x, y) in at.items():
-        name = graph.tasks[v]
-        parts.append(_mark(x, y, name in plan.backups, f"{name}: back in {latency[name]:g} s"))
-        if tallest <= 12:
-            label = f"{_text(name)} {problem.reprocess_s[v]:g}/{latency[name]:g}"
-            parts.append(f'<text x="{x:g}" y="{y + 24:.1f}" text-anchor="middle">{label}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    for v, box in zip(graph.order, boxes, strict=True):
+        x, y = layout.at[box.name][0] + box.width / 2, layout.at[box.name][1]
+        title = f"{box.name}: back in {latency[box.name]:g} s"
+        parts.append(_mark(x, y + MARK / 2, box.name in plan.backups, title))
+        for line, words in enumerate(labels[v]):
+            style = "" if line == 0 else f' fill="{INK}"'
+            parts.append(text(x, y + MARK + 12 + 13 * line, words, style=style))
+    lost = "task" if problem.hosts is None else "node"
+    title = (
+        f"{len(plan.backups)} of {len(graph)} tasks keep backups: any lost {lost} is back within "
+        f"{plan.worst_s:g} s (bound {problem.bound_s:g} s)"
+    )
+    return picture(title, max(layout.width, 32 + text_width(LEGEND)), layout.height + 24, parts)
 
 
 def _mark(x: float, y: float, backup: bool, title: str) -> str:
-    if backup:
-        shape = f'<rect x="{x - 8:g}" y="{y - 8:.1f}" width="16" height="16" fill="#c2410c">'
-        return f"{shape}<title>{_text(title)}</title></rect>"
-    shape = f'<circle cx="{x:g}" cy="{y:.1f}" r="8" fill="#dbe4f0" stroke="#334">'
-    return f"{shape}<title>{_text(title)}</title></circle>"
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    half = MARK / 2
+    shape = (
+        f'rect x="{x - half:.1f}" y="{y - half:.1f}" width="{MARK}" height="{MARK}" fill="{ACCENT}"'
+        if backup
+        else f'circle cx="{x:.1f}" cy="{y:.1f}" r="{half:g}" fill="{PALE}" stroke="{INK}"'
+    )
+    return f"<{shape}><title>{escape_html(title)}</title></{shape.partition(' ')[0]}>"

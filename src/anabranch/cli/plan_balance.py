@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from anabranch.cli.drawing import ACCENT, FAINT, INK, picture, text, text_width
 from anabranch.errors import PlanningError
 from anabranch.planning.balance import (
     BalancePlan,
@@ -44,6 +45,7 @@ PLANNERS: dict[str, Planner] = {
     "readj": plan_readj,
 }
 COLUMNS = ("key", "count", "state", "task", "copies")
+LEGEND = "grey: before · red: after · yellow: the mean and what θ_max allows around it"
 
 
 @dataclass(frozen=True)
@@ -208,34 +210,37 @@ def _short(load: float) -> str:
 def draw(before: Floats, after: Floats, theta_max: float) -> str:
     """Load of every task before and after as SVG bars, with the band of θ_max."""
     mean = float(before.mean()) or 1.0
-    top = max(float(before.max()), float(after.max()), (1 + theta_max) * mean)
+    most = max(float(before.max()), float(after.max()))
+    top = max(most, (1 + theta_max) * mean)
     step = max(8.0, min(60.0, 900 / len(before)))
-    width, height, base = 80 + step * len(before), 300, 250
+    left = 24 + text_width(_short(top))
+    width, base = left + step * len(before) + 16, 264
 
     def y(load: float) -> float:
-        return base - 190 * load / top
+        return base - 196 * load / top
 
     band = (y((1 + theta_max) * mean), y((1 - theta_max) * mean))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {max(width, 360):g} {height}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="16" y="22" font-size="14">Load per task, before (grey) and after</text>',
-        f'<rect x="50" y="{band[0]:.1f}" width="{width - 60:g}" '
+        text(16, 44, LEGEND, "start", f' fill="{INK}"'),
+        f'<rect x="{left:.1f}" y="{band[0]:.1f}" width="{width - left - 8:.1f}" '
         f'height="{band[1] - band[0]:.1f}" fill="#fde68a"/>',
-        f'<text x="46" y="{y(mean) + 4:.1f}" text-anchor="end">{_short(mean)}</text>',
-        f'<path d="M50 {base}H{width - 10:g}" stroke="#334"/>',
+        f'<path d="M{left:.1f} {base}H{width - 8:.1f}" stroke="{INK}"/>',
+        *(text(left - 6, y(load) + 4, _short(load), "end") for load in _ticks(mean, most)),
+        text((left + width) / 2, base + 34, "task"),
     ]
     for task, (old, new) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
-        x, bar = 54 + step * task, 0.4 * step
-        for offset, load, colour in ((0.0, old, "#94a3b8"), (bar, new, "#c2410c")):
+        x, bar = left + 4 + step * task, 0.4 * step
+        for offset, load, colour in ((0.0, old, FAINT), (bar, new, ACCENT)):
             parts.append(
                 f'<rect x="{x + offset:.1f}" y="{y(load):.1f}" width="{bar:.1f}" '
                 f'height="{base - y(load):.1f}" fill="{colour}"><title>task {task}: {load:g}'
                 "</title></rect>"
             )
-        if step >= 16:
-            parts.append(
-                f'<text x="{x + bar:.1f}" y="{base + 16}" text-anchor="middle">{task}</text>'
-            )
-    return "\n".join([*parts, "</svg>", ""])
+        if step >= 16 or task % 10 == 0:
+            parts.append(text(x + bar, base + 16, str(task)))
+    return picture("Load per task", max(width, 32 + text_width(LEGEND)), base + 46, parts)
+
+
+def _ticks(mean: float, most: float) -> list[float]:
+    """The axis names zero, the mean, and the most where it is clear of the mean."""
+    return [0.0, mean, most] if most > 1.1 * mean else [0.0, mean]

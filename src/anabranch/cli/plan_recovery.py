@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from anabranch.cli.drawing import ACCENT, CHARACTER, FAINT, INK, picture, text
 from anabranch.errors import PlanningError
 from anabranch.planning.queries import RecoveryProblem, failure
 from anabranch.planning.recovery import (
@@ -47,6 +48,8 @@ from anabranch.planning.recovery import (
 )
 from anabranch.planning.recovery_exact import best_plan
 
+LEGEND = "red: query by query · grey: operator by operator, as if the nodes were one"
+MIN_NAME = 12  # characters that tell nodes apart; with room for fewer, their numbers do
 TOP_KEYS = frozenset({"partitions", "outputs", "failed", "nodes", "cap"})
 PARTITION_KEYS = frozenset({"cpu", "upstream"})
 NODE_KEYS = frozenset({"name", "cpu", "used"})
@@ -190,36 +193,34 @@ def draw(given: RecoveryFile, plans: list[PartialPlan]) -> str:
     """Priority recovered over arriving nodes as SVG, beside the operator-centric order."""
     problem = given.problem
     room = itertools.accumulate(node.room(given.cap) for node in given.nodes)
-    centric = [plan_operator_centric(problem, r).priority for r in room]
+    # What has come back stays, also where the order for more room would be another.
+    centric = itertools.accumulate((plan_operator_centric(problem, r).priority for r in room), max)
     total = max(1, problem.value(problem.queries))
     count = max(1, len(plans))
-    width, height, left, top = 640, 300, 60, 50
+    width, left, top, base = 640, 56, 66, 270
 
     def x(step: float) -> float:
-        return left + (width - left - 30) * step / count
+        return left + (width - left - 24) * step / count
 
     def y(value: float) -> float:
-        return top + (height - top - 60) * (1 - value / total)
+        return top + (base - top) * (1 - value / total)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="16" y="22" font-size="14">Priority recovered as {len(plans)} nodes arrive '
-        f"(of {total})</text>",
-        f'<path d="M{left} {top}V{y(0):.1f}H{width - 30}" fill="none" stroke="#334"/>',
+        text(16, 44, LEGEND, "start", f' fill="{INK}"'),
+        f'<path d="M{left} {top - 8}V{base}H{width - 24}" fill="none" stroke="{INK}"/>',
+        *(text(left - 8, y(v) + 4, str(v), "end") for v in sorted({0, total // 2, total})),
+        text((left + width - 24) / 2, base + 34, "nodes in order of arrival"),
     ]
-    for value in (0, total // 2, total):
-        parts.append(
-            f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>'
-        )
     every = -(-count // 12)
-    for i, plan in enumerate(plans):
-        if i % every == 0:
-            parts.append(_label(x(i + 0.5), y(0) + 16, plan.arrived))
-    parts.append(_steps(centric, x, y, "#94a3b8", "operator-centric", 44))
-    parts.append(_steps(_curve(problem, plans), x, y, "#c2410c", "query-centric", 30))
-    return "\n".join([*parts, "</svg>", ""])
+    fits = int((x(every) - x(0) - 6) / CHARACTER)
+    for i in range(0, len(plans), every):
+        name = plans[i].arrived if fits >= MIN_NAME else str(i + 1)
+        short = name if len(name) <= fits else f"{name[: fits - 1]}…"
+        parts.append(text(x(i + 0.5), base + 16, short))
+    parts.append(_steps(list(centric), x, y, FAINT, "operator by operator", 4))
+    parts.append(_steps(_curve(problem, plans), x, y, ACCENT, "query by query", 2))
+    title = f"Priority recovered as {len(plans)} nodes arrive (of {total})"
+    return picture(title, width, base + 46, parts)
 
 
 def _steps(
@@ -228,17 +229,13 @@ def _steps(
     y: Callable[[float], float],
     colour: str,
     name: str,
-    legend: int,
+    thick: int,
 ) -> str:
+    """A line that rises with each node; the one below is thicker, to be seen where both agree."""
     path = f"M{x(0):.1f} {y(0):.1f}" + "".join(
         f"V{y(value):.1f}H{x(i + 1):.1f}" for i, value in enumerate(values)
     )
     return (
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        f'<text x="500" y="{legend}" fill="{colour}">{name}</text>'
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{thick}">'
+        f"<title>{name}</title></path>"
     )
-
-
-def _label(x: float, y: float, text: str) -> str:
-    clean = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{clean}</text>'

@@ -79,5 +79,11 @@ class Ttl:
             return np.full(combined.num_rows, time.processing_ms * 1_000)
         return plain(combined.column(TOUCHED))
 
+    def touched_by(self, rows: pa.Table, time: SliceTime) -> Times:
+        """When rows as the stream has them touch their keys."""
+        if self.time is None:
+            return np.full(rows.num_rows, time.processing_ms * 1_000)
+        return event_times(rows, self.time)
+
     def alarms(self, table: KeyedTable) -> Alarms:
         return Alarms(table, TOUCHED, ALARM, self.after_us)

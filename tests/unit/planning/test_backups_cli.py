@@ -45,7 +45,7 @@ def test_it_prints_the_plan_and_draws_it(tmp_path: Path) -> None:
     picture = ElementTree.parse(tmp_path / "topology.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     assert len(picture.findall(f"{space}circle")) == 4
-    assert len(picture.findall(f"{space}line")) == 4
+    assert len(picture.findall(f"{space}path[@class='stream']")) == 4
 
 
 def test_the_bound_and_the_algorithm_can_be_given(tmp_path: Path) -> None:

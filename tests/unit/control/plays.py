@@ -1,0 +1,183 @@
+"""A controller and the answers that a healthy cluster gives to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anabranch.control.controller import ControlConfig, Controller, Past
+from anabranch.model.commands import Command, RecoverPartitions, RunSlice, WriteHead
+from anabranch.model.events import (
+    BatchArrived,
+    NodesJoined,
+    NodesLost,
+    PartitionsRecovered,
+    SliceRan,
+)
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.mapping import Mapping
+from anabranch.model.plan import Plan, compile_plan
+from anabranch.model.recovery import RecoveryPlan
+from anabranch.model.reports import CheckpointWritten, NodeReport, PartitionReport, SourceReport
+from anabranch.model.slices import Feed, SliceRecord
+from anabranch.model.topology import Kind, Operator, Topology
+
+NODES = FIRST, SECOND = NodeId("1"), NodeId("2")
+THIRD = NodeId("3")
+COUNT = PartitionId("count", 0), PartitionId("count", 1)
+NEVER = 10**12
+
+
+def counting(parallelism: int = 2, deterministic: bool = True) -> Plan:
+    """s → count → out"""
+    count = Operator(
+        "count",
+        Kind.KEYED,
+        (("s",),),
+        keys=("k",),
+        parallelism=parallelism,
+        deterministic=deterministic,
+    )
+    operators = [Operator("s", Kind.SOURCE), count, Operator("out", Kind.SINK, (("count",),))]
+    return compile_plan(Topology.checked("t", operators, key_groups=4))
+
+
+def diamond() -> Plan:
+    """s → a → b → d → out, and s → c → d: two waves of input for d, no chain fused with another."""
+
+    def keyed(name: str, *reads: str) -> Operator:
+        return Operator(name, Kind.KEYED, (reads,), keys=(f"k_{name}",), parallelism=2)
+
+    return compile_plan(
+        Topology.checked(
+            "t",
+            [
+                Operator("s", Kind.SOURCE),
+                keyed("a", "s"),
+                keyed("b", "a"),
+                keyed("c", "s"),
+                keyed("d", "b", "c"),
+                Operator("out", Kind.SINK, (("d",),)),
+            ],
+            key_groups=4,
+        )
+    )
+
+
+class Play:
+    """Hands events to a controller; `start`, `recovered` and `ran` answer its commands."""
+
+    def __init__(
+        self,
+        past: Past | None = None,
+        interval: int = NEVER,
+        timed: bool = False,
+        plan: Plan | None = None,
+        backups: Collection[str] | None = None,
+        nodes: Sequence[NodeId] = NODES,
+    ) -> None:
+        delays = {"s": 0} if timed else {}
+        chosen = None if backups is None else frozenset(backups)
+        config = ControlConfig(interval, delays, chosen)
+        self.controller = Controller(plan or counting(), config, past or Past())
+        self.nodes = tuple(nodes)
+        self.checkpoints: dict[NodeId, tuple[CheckpointWritten, ...]] = {}
+        self.incarnations: dict[NodeId, str] = {}
+        self.head: WriteHead
+        self.recovery: RecoveryPlan
+
+    @property
+    def mapping(self) -> Mapping:
+        assert self.controller.mapping is not None
+        return self.controller.mapping
+
+    def start(self) -> list[Command]:
+        return self.recovering(self.controller.handle(NodesJoined(self.nodes, 0)))
+
+    def recovering(self, commands: list[Command]) -> list[Command]:
+        """A head and a recovery, as they must come; answered by a cluster that can do it."""
+        head, recover = commands
+        assert isinstance(head, WriteHead)
+        assert head.mapping == self.mapping
+        self.head = head
+        return self.recovered(recover)
+
+    def reports(self, next_slice: int, **changes: Any) -> tuple[NodeReport, ...]:
+        """Every node's; `changes` are to the first one's."""
+        made = []
+        for node in self.mapping.nodes:
+            hosted = self.mapping.hosted_by(node)
+            report = NodeReport(
+                node,
+                self.incarnations.get(node, f"i{node}"),
+                next_slice - 1,
+                {p: PartitionReport(next_slice, e) for p, e in hosted.items()},
+                checkpoints=self.checkpoints.get(node, ()),
+            )
+            made.append(replace(report, **changes) if not made else report)
+        return tuple(made)
+
+    def recovered(self, command: Command, **changes: Any) -> list[Command]:
+        assert isinstance(command, RecoverPartitions)
+        self.recovery = plan = command.plan
+        if plan.reads_log:
+            logs = {(s.number, t): {"s": 3} for s in plan.slices for t in range(s.source_tasks)}
+            changes = {"replayed": logs, **changes}
+        reports = self.reports(plan.next_slice, **changes)
+        restored = [
+            replace(r, partitions={p: x for p, x in r.partitions.items() if p in plan.restored})
+            for r in reports
+        ]
+        return self.controller.handle(PartitionsRecovered(tuple(restored), 0))
+
+    def ran(self, run: Command, rows: int = 3, chunks: int = 1, **changes: Any) -> list[Command]:
+        assert isinstance(run, RunSlice)
+        number, tasks = run.plan.number, 0
+        if run.plan.feed is not Feed.NONE:
+            tasks = 1
+            sources = (SourceReport(0, chunks, {"s": rows}, rows, {"s": 100 * number}, 0, 0.0),)
+            changes = {"sources": sources, **changes}
+        reports = self.reports(number + 1, **changes)
+        return self.controller.handle(SliceRan(number, tasks, reports, 50 * number))
+
+    def written(
+        self, number: int, full: bool = True, only: Collection[NodeId] | None = None
+    ) -> None:
+        """The nodes' checkpoint files of a slice became durable."""
+        for node in only or self.mapping.nodes:
+            more = tuple(
+                CheckpointWritten(p, number, e, f"{p}@{number}", full, 1)
+                for p, e in self.mapping.hosted_by(node).items()
+            )
+            self.checkpoints[node] = (*self.checkpoints.get(node, ()), *more)
+
+
+def kinds(commands: list[Command]) -> list[str]:
+    return [type(c).__name__ for c in commands]
+
+
+def record(number: int, batch: int | None = None, **changes: Any) -> SliceRecord:
+    base = SliceRecord(
+        number, "live", number - 1 if batch is None else batch, True, 1, 0, None, 7, 1, 1,
+        rows={"s": 3},
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def lose(play: Play, *nodes: NodeId, logged: int | None = None) -> list[Command]:
+    return play.controller.handle(NodesLost(nodes, "killed", logged, 0))
+
+
+def feed(play: Play, batch: int, now_ms: int = 0) -> list[Command]:
+    """A batch that runs through as one slice; what follows it."""
+    (run,) = play.controller.handle(BatchArrived(batch, now_ms))
+    return play.ran(run)
+
+
+def owners(mapping: Mapping) -> dict[str, tuple[str, int]]:
+    return {str(p): (o.node, o.epoch) for p, o in mapping.owners.items()}
+
+
+def names(partitions: Iterable[PartitionId]) -> set[str]:
+    return {str(p) for p in partitions}
