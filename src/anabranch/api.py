@@ -197,6 +197,11 @@ class Job:
         """Every recovery of this run; the first one is its start."""
         return list(self._driver.recoveries)
 
+    @property
+    def is_recovering(self) -> bool:
+        """Are partitions being restored right now?"""
+        return self._driver.recovering
+
     def on_progress(self, observe: Callable[[Progress], None]) -> None:
         """Call `observe` after every slice, on the driver's thread: be quick."""
         self._driver.on_progress.append(observe)

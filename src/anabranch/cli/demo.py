@@ -16,22 +16,25 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from anabranch.api import Topology
+from anabranch.api import Job, Topology
 from anabranch.cli.meter import Meter
-from anabranch.cli.running import StopSignal, session_on, summarise, watch
+from anabranch.cli.running import StopSignal, summarise, watch
 from anabranch.cli.sentences import Sentences
 from anabranch.errors import ConfigError, StorageError
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.aggregates import Count
 from anabranch.operators.windows import WINDOW_START, tumbling
 from anabranch.storage.sinks import Parquet
+
+if TYPE_CHECKING:
+    from anabranch.spark.embedded import EmbeddedCluster
 
 SENTENCES_PER_S = 2_000
 FILE_EVERY_S = 0.5
@@ -194,19 +197,35 @@ def _run(console: Console, root: Path, seconds: float, nodes: int, window: timed
     )
     writer = SentenceWriter(source, seconds, window_us)
     stop = StopSignal()
-    with session_on(None, nodes, topology.name) as spark, stop.installed():
-        job = topology.start(spark, checkpoint=root / "checkpoint")
+    from anabranch.spark.embedded import EmbeddedCluster
+
+    with EmbeddedCluster(nodes) as cluster, stop.installed():
+        job = topology.start(cluster.session(topology.name), checkpoint=root / "checkpoint")
         started = time.monotonic()
         writer.start()
+        killer = threading.Timer(seconds / 2, _kill_a_node, (console, cluster, job))
+        if nodes > 1:
+            killer.start()
         try:
             meter = watch(job, topology.plan(), console, lambda m: _all_read(writer, stop, m))
         finally:
+            killer.cancel()
             writer.finish()
         elapsed = time.monotonic() - started
     if writer.error is not None:
         raise StorageError(f"the demo cannot write its input: {writer.error}") from writer.error
     console.print(summarise(meter, elapsed), soft_wrap=True)
     return _judge(console, recount(source, output, window_us), output)
+
+
+def _kill_a_node(console: Console, cluster: EmbeddedCluster, job: Job) -> None:
+    """SIGKILL for the executor, and with it the node process, of a node that holds state."""
+    progress = job.last_progress
+    for node, (pid, _) in cluster.executors().items():
+        if progress is not None and node in progress.nodes and job.is_active:
+            console.print(f"killing node {node} with SIGKILL, process {pid}", style="bold yellow")
+            cluster.kill(pid)
+            return
 
 
 def _all_read(writer: SentenceWriter, stop: StopSignal, meter: Meter) -> bool:

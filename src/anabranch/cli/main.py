@@ -122,6 +122,6 @@ def demo(
     nodes: Annotated[int, typer.Option(help="Nodes to start on this machine.")] = 3,
     verbose: Verbose = False,
 ) -> None:
-    """Count words in windows of 30 seconds, then recount them from the raw files."""
+    """Count words in windows of 30 seconds, kill a node half-way, recount from the raw files."""
     if not run_demo(Console(highlight=False), seconds=seconds, nodes=nodes):
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.driver.progress import Progress
+from anabranch.model.recovery import Recovery
 
 RATE_WINDOW_MS = 10_000
 LATENCIES_KEPT = 1_000
@@ -30,6 +31,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.newest: Progress | None = None
+        self.recoveries: list[Recovery] = []  # after the start
+        self.recovering = False
         self.slices = 0
         self.rows = 0
         self.late_rows = 0

@@ -122,13 +122,19 @@ def watch(
     view = View(console, plan, meter)
     with view.shown():
         while not job.await_termination(1 / REFRESHES_PER_S):
-            meter.observe(job.recent_progress)
+            _observe(meter, job)
             view.refresh()
             if is_over(meter):
                 job.stop()
-        meter.observe(job.recent_progress)
+        _observe(meter, job)
         view.refresh()
     return meter
+
+
+def _observe(meter: Meter, job: Job) -> None:
+    meter.observe(job.recent_progress)
+    meter.recoveries = job.recoveries[1:]
+    meter.recovering = job.is_recovering
 
 
 def summarise(meter: Meter, elapsed_s: float) -> str:
@@ -142,6 +148,7 @@ def summarise(meter: Meter, elapsed_s: float) -> str:
         + (f", {meter.late_rows:,} late rows" if meter.late_rows else ""),
         f"slice latency: median {seconds(latency.median)}, p99 {seconds(latency.p99)}",
         f"state: {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}",
+        *map(str, meter.recoveries),
     ]
     return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from anabranch.model.plan import Plan
 
 REFRESHES_PER_S = 4
 LINE_EVERY_S = 5.0  # without a terminal
+RECOVERIES_SHOWN = 3
 
 
 class View:
@@ -30,6 +31,7 @@ class View:
         self._live: Live | None = None
         self._line_due = 0.0
         self._printed_slice = 0
+        self._printed_recoveries = 0
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -45,6 +47,9 @@ class View:
         if self._live is not None:
             self._live.update(tables(self._plan, self._meter, _now_ms()), refresh=True)
             return
+        for recovery in self._meter.recoveries[self._printed_recoveries :]:
+            self._printed_recoveries += 1
+            self._console.print(str(recovery), soft_wrap=True)
         newest = self._meter.newest
         if newest is None or newest.slice == self._printed_slice:
             return
@@ -74,7 +79,9 @@ def tables(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
     """Everything: headline, operators, nodes."""
     if meter.newest is None:
         return Text(f"{plan.topology.name}: waiting for the first rows …")
-    parts = (_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter))
+    parts = [_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter)]
+    if meter.recovering or meter.recoveries:
+        parts.append(_recoveries(meter))
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
@@ -99,7 +106,21 @@ def _headline(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
         when = datetime.fromtimestamp(newest.watermark_us / 1e6, UTC)
         late = f"{meter.late_rows:,} late rows"
         grid.add_row("watermark", f"{when:%Y-%m-%d %H:%M:%S}Z", f"lag {seconds(lag)}", late)
+    kept = f"{megabytes(newest.backup_bytes)} of backups"
+    if newest.checkpoint_age_s is None:
+        grid.add_row("checkpoint", "none yet in this run", kept)
+    else:
+        age = f"{seconds(newest.checkpoint_age_s)} ago"
+        grid.add_row("checkpoint", f"slice {newest.checkpoint_slice}", age, kept)
     return grid
+
+
+def _recoveries(meter: Meter) -> Text:
+    """The newest recoveries, and the one that is going on."""
+    lines = [(f"{recovery}\n", "yellow") for recovery in meter.recoveries[-RECOVERIES_SHOWN:]]
+    if meter.recovering:
+        lines.append(("recovering …\n", "bold yellow"))
+    return Text.assemble(*lines)
 
 
 def _operators(plan: Plan, meter: Meter) -> Table:

@@ -104,9 +104,11 @@ class Actions:
         self._journal = Journal(root / "journal")
         self._mapping: PartitionMapping | None = None
         self._confirmed = 0
+        self._checkpoint: tuple[int, float | None] = (0, None)  # its slice, when it was complete
         self._known_lost_at: float | None = None
         self._lost: tuple[NodeId, ...] = ()
         self._lost_reason = "start"
+        self.doing: Command | None = None
         self.run = 0  # the driver's generation
         self.batch: Any = None  # what the source offers now
         self.finished_batch: int | None = None
@@ -137,6 +139,7 @@ class Actions:
             )
         self.run = past.generation + 1
         self._confirmed = past.slices[-1].number if past.slices else 0
+        self._checkpoint = (past.cut.slice if past.cut else 0, None)
         return past
 
     def complete_sinks(self, past: Past) -> None:
@@ -151,10 +154,13 @@ class Actions:
 
     def execute(self, command: Command, waves: Waves) -> Event | None:
         """Do it; the event it leads to, if any."""
+        self.doing = command
         try:
             return self._execute(command, waves)
         except NodesLostError as e:
             return self.lost(e.nodes, e.reason, self._logged(command, e.source_tasks))
+        finally:
+            self.doing = None
 
     def lost(self, nodes: tuple[NodeId, ...], reason: str, logged: int | None = None) -> NodesLost:
         """Nodes are gone: the event that says so, and the time from which a recovery counts."""
@@ -215,7 +221,10 @@ class Actions:
             batch=self.batch,
         )
         self.last_slice_at = time.monotonic()
-        progress = summarise(plan, reports, self.last_slice_at - started, self._mapping)
+        slice_no, at = self._checkpoint
+        age = None if at is None else self.last_slice_at - at
+        seconds = self.last_slice_at - started
+        progress = summarise(plan, reports, seconds, self._mapping, (slice_no, age))
         self.progress.append(progress)
         for observe in self.on_progress:
             observe(progress)
@@ -258,6 +267,8 @@ class Actions:
             sink.expose(command.record.number, files, staged)
 
     def _begin_segment(self, command: WriteHead) -> None:
+        if command.cut is not None and command.cut.slice > self._checkpoint[0]:
+            self._checkpoint = (command.cut.slice, time.monotonic())
         self._journal.begin(
             Head(
                 generation=self.run,

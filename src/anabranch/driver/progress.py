@@ -31,6 +31,8 @@ class Progress:
     state_bytes: int
     state_by_operator: Mapping[str, tuple[int, int]]  # chain → (rows, bytes)
     backup_bytes: int
+    checkpoint_slice: int  # the newest slice that a checkpoint covers
+    checkpoint_age_s: float | None  # since that checkpoint was complete
     cpu_s: float
     nodes: Mapping[str, tuple[int, int, int]]  # node → (pid, resident bytes, partitions)
 
@@ -43,6 +45,7 @@ def summarise(
     reports: Sequence[NodeReport],
     seconds: float,
     mapping: PartitionMapping,
+    checkpoint: tuple[int, float | None],
 ) -> Progress:
     """Add up what the nodes reported."""
     sources = [s for r in reports for s in r.sources]
@@ -74,6 +77,8 @@ def summarise(
         state_bytes=sum(x.state_bytes for _, x in partitions),
         state_by_operator=state,
         backup_bytes=sum(x.backup_bytes for _, x in partitions),
+        checkpoint_slice=checkpoint[0],
+        checkpoint_age_s=checkpoint[1],
         cpu_s=sum(x.cpu_s for _, x in partitions) + sum(s.cpu_s for s in sources),
         nodes={r.node: (r.pid, r.memory_bytes, len(mapping.hosted_by(r.node))) for r in reports},
     )

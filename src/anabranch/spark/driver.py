@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from anabranch.control.controller import ControlConfig, Controller
+from anabranch.control.controller import ControlConfig, Controller, Phase
 from anabranch.driver.actions import Actions, Waves, now_ms
 from anabranch.driver.preparing import JobParts, RunConfig, backup_chains, prepare
 from anabranch.driver.progress import Progress
@@ -272,6 +272,10 @@ class JobDriver:
     @property
     def progress(self) -> deque[Progress]:
         return self.actions.progress
+
+    @property
+    def recovering(self) -> bool:
+        return self.controller.phase in (Phase.RECOVERING, Phase.WAITING)
 
     @property
     def recoveries(self) -> list[Recovery]:

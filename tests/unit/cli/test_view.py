@@ -36,7 +36,9 @@ def progress(number: int, **changes: Any) -> Progress:
         "state_rows": 700,
         "state_bytes": 2_500_000,
         "state_by_operator": {"counter": (700, 2_500_000)},
-        "backup_bytes": 0,
+        "backup_bytes": 3_000_000,
+        "checkpoint_slice": 0,
+        "checkpoint_age_s": None,
         "cpu_s": 0.1,
         "nodes": {"0": (4711, 150_000_000, 1), "1": (4712, 160_000_000, 1)},
     }
