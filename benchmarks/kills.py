@@ -245,7 +245,11 @@ class Killer:
         newest = self.job.last_progress
         goal = (newest.slice if newest else 0) + 2
         self._wait_for(lambda: (p := self.job.last_progress) is not None and p.slice >= goal)
-        self._wait_for(lambda: len(self.job._driver._watch.ready) >= 2)
+        self._wait_for(lambda: self._ready() >= 2)
+
+    def _ready(self) -> int:
+        watch = self.job._driver._watch
+        return len(watch.ready) if watch is not None else 0
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + seconds
