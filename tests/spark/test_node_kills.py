@@ -143,7 +143,7 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
     wait_for(lambda: len(cluster.executors()) == 3, 60)
     running = Running(cluster, spark, tmp_path, backups="sources")
     running.slices(2)
-    victim = running.mapping.nodes[-1]
+    victim = next(o.node for p, o in running.mapping.owners.items() if p.chain == "most")
     disturbed(running, lambda: cluster.kill(running.executor(victim)))
     assert running.job.recoveries[-1].shadows > 0
 
