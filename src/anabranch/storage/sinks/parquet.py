@@ -55,6 +55,7 @@ class Parquet(StagedSink):
             self._refuse_missing(slice_no, files)
             directory = files[0].parent
             with explained("expose", final):
+                final.parent.mkdir(parents=True, exist_ok=True)
                 for extra in {p.name for p in directory.iterdir()} - {p.name for p in files}:
                     (directory / extra).unlink()  # of a task attempt that did not count
                 directory.rename(final)

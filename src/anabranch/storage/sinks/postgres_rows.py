@@ -93,18 +93,18 @@ def refuse_values(table: pa.Table, where: str) -> None:
 def copy_text(batches: Iterator[pa.RecordBatch]) -> Iterator[memoryview]:
     """The rows as COPY … (FORMAT csv) reads them."""
     for batch in batches:
+        columns = [_spelled(c) for c in batch.columns]
         out = pa.BufferOutputStream()
-        csv.write_csv(pa.RecordBatch.from_arrays(_hex(batch), names=batch.schema.names), out, _CSV)
+        csv.write_csv(pa.RecordBatch.from_arrays(columns, batch.schema.names), out, _CSV)
         yield memoryview(out.getvalue())
 
 
-def _hex(batch: pa.RecordBatch) -> list[pa.Array]:
-    """The columns, bytes as PostgreSQL spells them."""
-    columns = []
-    for column in batch.columns:
-        if pa.types.is_large_binary(column.type):
-            text = pl.Series(values=column).bin.encode("hex")
-            columns.append((r"\x" + text).to_arrow().cast(pa.large_string()))
-        else:
-            columns.append(column)
-    return columns
+def _spelled(column: pa.Array) -> pa.Array:
+    """The column, where Arrow's own text is not PostgreSQL's."""
+    kind = column.type
+    if pa.types.is_large_binary(kind):
+        text = pl.Series(values=column).bin.encode("hex")
+        return (r"\x" + text).to_arrow().cast(pa.large_string())
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return column.cast(pa.timestamp("us", "UTC"))  # local offsets had seconds once
+    return column

@@ -1,0 +1,304 @@
+"""Every sink, killed between any two of its steps and restarted: each row exactly once.
+
+A kill is an exception that nothing catches, raised instead of the n-th step: a file operation, an
+exchange with the PostgreSQL server, a call of delta-rs. The dead driver does nothing more; its
+connections are gone. First each sink by itself, at every step; then all of them at once below the
+real driver and nodes, at some steps of every kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+
+import anabranch as ab
+from anabranch.storage.sinks import Home, Sink
+from flow_topology import build
+from oracle import Dataflow, Row, Step
+from postgres_server import Server, find_binaries
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
+from local_run import LocalRun
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing in the product may catch it."""
+
+
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[list[str]]:
+    """Raise Killed instead of this thread's n-th step and all after it; lists those before."""
+    done: list[str] = []
+    main = threading.get_ident()
+
+    def guard(name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == main:
+                if len(done) == step:
+                    raise Killed(name)
+                done.append(name)
+            return real(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("write", "fsync", "unlink", "rmdir"):
+            patch.setattr(os, name, guard(name, getattr(os, name)))
+        for name in ("replace", "rename", "mkdir"):
+            patch.setattr(Path, name, guard(name, getattr(Path, name)))
+        patch.setattr(psycopg, "connect", guard("connect", psycopg.connect))
+        patch.setattr(psycopg.Connection, "wait", guard("sql", psycopg.Connection.wait))
+        patch.setattr(
+            deltalake.DeltaTable, "__init__", guard("open", deltalake.DeltaTable.__init__)
+        )
+        patch.setattr(deltalake, "write_deltalake", guard("commit", deltalake.write_deltalake))
+        yield done
+
+
+class Kind(ABC):
+    """A sort of sink, and what a reader finds in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @abstractmethod
+    def sink(self, name: str) -> Sink: ...
+
+    @abstractmethod
+    def rows(self, name: str) -> Counter[Any]: ...
+
+    def wanted(self, rows: list[Row]) -> Counter[Any]:
+        return Counter(rows)
+
+
+class InParquet(Kind):
+    def sink(self, name: str) -> Sink:
+        return ab.Parquet(str(self.root / name))
+
+    def rows(self, name: str) -> Counter[Any]:
+        files = (self.root / name).glob("slice=*/*")
+        return Counter(r for f in files for r in pl.read_parquet(f, glob=False).rows())
+
+
+class InDelta(Kind):
+    def sink(self, name: str) -> Sink:
+        return ab.Delta(str(self.root / name))
+
+    def rows(self, name: str) -> Counter[Any]:
+        table = deltalake.DeltaTable(self.root / name).to_pyarrow_table()
+        return Counter((r["k"], r["v"]) for r in table.to_pylist())
+
+
+class ByFunction(Kind):
+    """The function is idempotent by slice number: a repeated slice replaces its file."""
+
+    def sink(self, name: str) -> Sink:
+        (self.root / name).mkdir(parents=True, exist_ok=True)
+
+        def keep(rows: pa.Table, slice_no: int) -> None:
+            written = self.root / name / f"{slice_no}.tmp"
+            written.write_text(json.dumps([(r["k"], r["v"]) for r in rows.to_pylist()]))
+            written.replace(self.root / name / f"{slice_no}.json")
+
+        return ab.ForEachSlice(keep, arrow=True)
+
+    def rows(self, name: str) -> Counter[Any]:
+        files = (self.root / name).glob("*.json")
+        return Counter(tuple(r) for f in files for r in json.loads(f.read_text()))
+
+
+class InPostgres(Kind):
+    server: Server
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.schema = "s" + "".join(c for c in str(root) if c.isalnum())[-40:]
+        self.server.query(f"CREATE SCHEMA {self.schema}")
+
+    def sink(self, name: str) -> Sink:
+        return ab.Postgres(self.server.address, f"{self.schema}.{name}")
+
+    def rows(self, name: str) -> Counter[Any]:
+        return Counter(self.server.query(f"SELECT k, v FROM {self.schema}.{name}"))
+
+
+class ByKey(InPostgres):
+    def sink(self, name: str) -> Sink:
+        return ab.Postgres(self.server.address, f"{self.schema}.{name}", keys="k")
+
+    def wanted(self, rows: list[Row]) -> Counter[Any]:
+        return Counter(dict(rows).items())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
+    InPostgres.server = Server()
+    yield
+    InPostgres.server.remove()
+
+
+KINDS = [InParquet, InDelta, ByFunction, InPostgres, ByKey]
+needs_server = pytest.mark.skipif(find_binaries() is None, reason="no PostgreSQL server found")
+
+
+# -- one sink by itself ------------------------------------------------------------------------
+
+
+class Protocol:
+    """What the driver does with one sink; `journal` is what survives it."""
+
+    SLICES = ((), ((1, 10), (2, 20)), ((1, 11),), ((2, 21), (3, 30)))  # the first has no rows
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.journal: list[list[str]] = []
+        self.life = 0
+
+    def run(self) -> None:
+        self.life += 1
+        sink = self.kind.sink("out")
+        try:
+            sink.bind(Home("job", "out", self.kind.root / "ck"))
+            sink.check(SCHEMA)
+            if self.journal:
+                sink.expose(len(self.journal), self.journal[-1], [])
+            sink.begin(len(self.journal))
+            for number in range(len(self.journal) + 1, len(self.SLICES) + 1):
+                self._slice(sink, number)
+        finally:
+            sink.close()
+
+    def _slice(self, sink: Sink, number: int) -> None:
+        staged = []
+        for i, (k, v) in enumerate(self.SLICES[number - 1]):
+            table = pa.table({"k": [k], "v": [v]}, SCHEMA)
+            staged.append(sink.stage("out", table, number, self.life, f"w{i}"))
+        self.journal.append([s.path for s in staged if s.path is not None])
+        sink.expose(number, self.journal[-1], staged)
+
+
+def every_step(make: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    calm = make(tmp_path / "calm")
+    wanted = calm.wanted([r for s in Protocol.SLICES for r in s])
+    with killed_at(monkeypatch, -1) as steps:
+        Protocol(calm).run()
+    assert calm.rows("out") == wanted
+    for step in range(len(steps)):
+        protocol = Protocol(make(tmp_path / f"{step}"))
+        with killed_at(monkeypatch, step), pytest.raises(Killed):
+            protocol.run()
+        protocol.run()
+        assert protocol.kind.rows("out") == wanted, (step, steps[step])
+        staged = list(protocol.kind.root.rglob("*-[0-9]*/*.parquet"))
+        assert staged == [], step
+    return set(steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        (InParquet, {"fsync", "mkdir", "replace", "rename", "write"}),
+        (InDelta, {"fsync", "mkdir", "replace", "open", "commit", "unlink", "rmdir"}),
+        (ByFunction, {"fsync", "mkdir", "replace", "write", "unlink", "rmdir"}),
+    ],
+)
+def test_killed_at_every_step(
+    kind: type[Kind], steps: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert every_step(kind, tmp_path, monkeypatch) == steps
+
+
+@needs_server
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("kind", [InPostgres, ByKey])
+def test_killed_at_every_step_of_postgres(
+    kind: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {"fsync", "mkdir", "replace", "connect", "sql", "unlink", "rmdir"}
+    assert every_step(kind, tmp_path, monkeypatch) == steps
+
+
+# -- all of them below the driver --------------------------------------------------------------
+
+STEPS = (
+    Step("s", "source"),
+    Step("odd", "filter", ("s",), 2),
+    Step("max", "max", ("odd",), 2),
+    *(Step(f"odd{i}", "sink", ("odd",)) for i, _ in enumerate(KINDS[:-1])),
+    *(Step(f"max{i}", "sink", ("max",)) for i, _ in enumerate(KINDS)),
+)
+BATCHES = [
+    [{"s": [(i % 3, i + b) for i in range(6)]}, {"s": [(None, 2 * b + 1)]}] for b in range(3)
+]
+
+
+class Job:
+    """A topology that ends in every kind of sink, twice: after a source and after a shuffle."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.kinds = [kind(root / str(i)) for i, kind in enumerate(KINDS)]
+
+    def work(self) -> None:
+        topology = build(Dataflow(STEPS), lambda name: self.kinds[int(name[-1])].sink(name))
+        for name, sink in topology._sinks.items():
+            sink.bind(Home(topology.name, name, (self.root / "ck").absolute()))
+        run = None
+        try:
+            run = LocalRun(topology, self.root / "ck")
+            # Spark offers the batch again whose end it was not told about.
+            for number in range(max(0, run.next_batch - 1), len(BATCHES)):
+                run.feed(BATCHES[number], number)
+            run.stop()
+        finally:
+            if run is not None:
+                run.kill()
+            for sink in topology._sinks.values():
+                sink.close()
+
+    def check(self, because: object) -> None:
+        oracle, wanted = Dataflow(STEPS), {s.name: [] for s in STEPS if s.what == "sink"}
+        for batch in BATCHES:
+            rows = [r for task in batch for r in task["s"]]
+            for name, found in oracle.run({"s": rows}).items():
+                wanted[name] += list(found.elements())
+        for name, rows in wanted.items():
+            kind = self.kinds[int(name[-1])]
+            assert kind.rows(name) == kind.wanted(rows), (because, name)
+
+
+@needs_server
+@pytest.mark.usefixtures("server")
+def test_all_sinks_killed_below_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = Job(tmp_path / "calm")
+    with killed_at(monkeypatch, -1) as steps:
+        calm.work()
+    calm.check("calm")
+    last = len(steps)
+    hit: Counter[str] = Counter()
+    for kind in sorted(set(steps)):
+        places = [i for i, name in enumerate(steps) if name == kind]
+        for step in places[1 :: max(1, len(places) // 2)]:
+            job = Job(tmp_path / f"{step}")
+            with killed_at(monkeypatch, step), pytest.raises(Killed) as killed:
+                job.work()
+            hit[str(killed.value)] += 1
+            job.work()
+            job.check((step, last))
+    assert hit.keys() >= {"write", "rename", "sql", "commit", "unlink", "replace"}, hit
