@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from anabranch.control.strategies import STRATEGIES
 from anabranch.errors import AnabranchError, ConfigError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.model.plan import Plan, compile_plan
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 Duration = str | timedelta
 DEFAULT_PARALLELISM = 2
+NEVER_MS = 10**15
 _ALL = "_all"  # a constant column: the key of operators over a whole stream
 
 
@@ -99,6 +101,7 @@ class Topology:
         available_now: bool = False,
         backups: str | Sequence[str] = "all",
         node_timeout: Duration = "5s",
+        strategy: str = "ours",
     ) -> Job:
         """Start the job and return a handle to it.
 
@@ -108,6 +111,7 @@ class Topology:
         for the recovery of those behind them: "all", "sources" (whose log serves instead) or a
         list; what is not kept is computed again, which takes longer. A node that gives no sign of
         life for `node_timeout` counts as lost; one whose process is gone is noticed at once.
+        `strategy` is for experiments: how another system would survive a loss.
         """
         from anabranch.driver.preparing import JobParts, RunConfig
         from anabranch.spark.driver import JobDriver
@@ -123,14 +127,20 @@ class Topology:
             watermark_delays_us=self._delays,
             sinks=self._sinks,
         )
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy is {strategy!r}; there are {', '.join(STRATEGIES)}")
+        chosen = STRATEGIES[strategy]
         config = RunConfig(
             checkpoint=Path(checkpoint),
             slice_interval_ms=_positive_ms("slice", slice),
-            checkpoint_interval_ms=_positive_ms("checkpoint_interval", checkpoint_interval),
+            checkpoint_interval_ms=_positive_ms("checkpoint_interval", checkpoint_interval)
+            if chosen.checkpoints
+            else NEVER_MS,
             max_rows_per_slice=max_rows_per_slice,
             available_now=available_now,
-            backups=_backups(backups),
+            backups=_backups(backups) if chosen.backups else frozenset(),
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
+            strategy=chosen,
         )
         driver = JobDriver(spark, parts, config)
         driver.start()

@@ -73,6 +73,10 @@ class ControlConfig:
     watermark_delays_us: MappingOf[str, int] = field(default_factory=dict)
     # Chains that keep their output until no recovery needs it; None: all of them.
     backups: frozenset[str] | None = None
+    # For comparison with other systems: a slice that seals waits for its files; a loss takes every
+    # partition back to the cut.
+    synchronous: bool = False
+    rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class Controller:
         self._tries = 0  # to recover or to run, since the last slice
         self._waiting_batch: int | None = None
         self._stop_asked = False
+        self._disk_full = False  # of a node that keeps backups
 
     @property
     def newest(self) -> SliceRecord | None:
@@ -172,7 +177,7 @@ class Controller:
             version = past.mapping_version + 1
             self.mapping = place(self._plan, self._nodes, version, past.epochs, kept)
             return self._recover(frozenset(self.mapping.owners), self.mapping)
-        return self._reassign(frozenset())
+        return self._reassign(frozenset(), anyway=True)
 
     def _on_lost(self, event: NodesLost) -> list[Command]:
         self._nodes = [n for n in self._nodes if n not in event.nodes]
@@ -191,9 +196,8 @@ class Controller:
         self._interrupt(logged)
         for node in found:
             self._incarnations.pop(node, None)
-        return self._reassign(
-            frozenset(p for p, o in self.mapping.owners.items() if o.node in found)
-        )
+        lost = frozenset(p for p, o in self.mapping.owners.items() if o.node in found)
+        return self._reassign(lost, anyway=True)
 
     def _interrupt(self, logged: int | None) -> None:
         """The slice in hand did not happen; it runs again after the recovery.
@@ -210,13 +214,14 @@ class Controller:
             plan = replace(plan, attempt=plan.attempt + 1)
         self._again = plan
 
-    def _reassign(self, lost: frozenset[PartitionId]) -> list[Command]:
-        """Give every partition that is lost by now to a living node; [] when none is."""
+    def _reassign(self, lost: frozenset[PartitionId], anyway: bool = False) -> list[Command]:
+        """Give every partition that is lost by now to a living node; [] when none is, unless the
+        nodes must hear of the job `anyway`."""
         assert self.mapping is not None
         self._lost |= lost
-        if not self._lost and set(self.mapping.nodes) <= set(self._nodes):
+        if not self._lost and not anyway and set(self.mapping.nodes) <= set(self._nodes):
             return []
-        if not self._plan.repeatable:
+        if self._config.rollback or not self._plan.repeatable:
             # Rows produced once more may be others: everything goes back to the cut together.
             self._lost = frozenset(self.mapping.owners)
         if not self._nodes:
@@ -276,7 +281,7 @@ class Controller:
         if self._checkpoints.cut is not None:
             self._checkpoints.fall_back()
             if self._slices.reaches(self._checkpoints.cut_slice):
-                return self._reassign(frozenset())
+                return self._reassign(frozenset(), anyway=True)
         return self._fail(event.error)
 
     def _on_recovered(self, event: PartitionsRecovered) -> list[Command]:
@@ -293,7 +298,7 @@ class Controller:
         if error is not None:
             return self._fail(error)
         if _lacking(event.reports):
-            return self._reassign(frozenset())
+            return self._reassign(frozenset(), anyway=True)
         self._advance(event.reports, plan.next_slice, plan.restored)
         if self._parts:
             part = self._parts.pop(0)
@@ -323,6 +328,8 @@ class Controller:
         if self._again is not None:
             plan, self._again = self._again, None
             return self._run(plan)
+        if (self._config.synchronous or self._disk_full) and self._checkpoints.in_flight:
+            return [PollNodes()]
         if self.phase is Phase.STOPPING:
             return self._stop_step()
         newest = self.newest
@@ -383,11 +390,15 @@ class Controller:
                 watermark_us=self._slices.watermark_us,
                 processing_ms=now_ms,
                 mapping=0,
-                seal=(seal or self._checkpoints.is_due(now_ms)) and not self._checkpoints.in_flight,
+                seal=self._shall_seal(now_ms, seal) and not self._checkpoints.in_flight,
                 generation=logged.generation if logged else self._generation,
                 attempt=logged.attempt if logged else 0,
             )
         )
+
+    def _shall_seal(self, now_ms: int, asked: bool) -> bool:
+        # Backups that find no room on disk are trimmed by checkpoints: until then the stream waits.
+        return asked or self._disk_full or self._checkpoints.is_due(now_ms)
 
     def _run(self, plan: SlicePlan) -> list[Command]:
         assert self.mapping is not None
@@ -484,6 +495,7 @@ class Controller:
 
     def _on_reports(self, reports: Sequence[NodeReport]) -> list[Command]:
         """Checkpoint files that became durable; a completed cut moves the restart point."""
+        self._disk_full = any(r.disk_full for r in reports)
         cut = self._checkpoints.written(c for r in reports for c in r.checkpoints)
         if cut is None:
             return []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from anabranch.control.strategies import STRATEGIES, Strategy
 from anabranch.errors import ConfigError, TopologyError
 from anabranch.model.plan import Plan
 from anabranch.node.messages import JobSpec
@@ -28,6 +29,7 @@ class RunConfig:
     available_now: bool = False
     backups: frozenset[str] | None = None  # operators that back up; None: all
     node_timeout_ms: int = 5_000  # silent for so long, a node counts as lost
+    strategy: Strategy = STRATEGIES["ours"]
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class JobDriver:
                 checkpoint_interval_ms=self._config.checkpoint_interval_ms,
                 watermark_delays_us=self._parts.watermark_delays_us,
                 backups=backup_chains(plan, self._config.backups),
+                synchronous=self._config.strategy.synchronous,
+                rollback=self._config.strategy.rollback,
             )
             self.controller = Controller(plan, config, past)
             self.actions.complete_sinks(past)

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 import anabranch as ab
+from anabranch.control.strategies import STRATEGIES
 from anabranch.driver.actions import NodesLostError
 from anabranch.driver.preparing import JobParts, RunConfig
 from anabranch.errors import ClusterError
@@ -248,6 +249,7 @@ class LocalRun:
         max_rows_per_slice: int | None = None,
         schemas: Mapping[str, pa.Schema] | None = None,
         backups: frozenset[str] | None = None,
+        strategy: str = "ours",
     ) -> None:
         parts = JobParts(
             plan=topology.plan(),
@@ -261,6 +263,7 @@ class LocalRun:
             checkpoint_interval_ms=checkpoint_interval_ms,
             max_rows_per_slice=max_rows_per_slice,
             backups=backups,
+            strategy=STRATEGIES[strategy],
         )
         self.driver = JobDriver(None, parts, config)  # type: ignore[arg-type]
         known = dict(schemas) if schemas else dict.fromkeys(topology._sources, SCHEMA)

@@ -3,9 +3,11 @@ slice of every sink is still exactly the oracle's, whichever operators back up."
 
 from __future__ import annotations
 
+import errno
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flows import FOLDS
@@ -61,7 +63,7 @@ class Mishaps:
 
     def __init__(self, nodes: LocalNodes, dice: random.Random, chance: float) -> None:
         self.nodes, self.dice, self.chance = nodes, dice, chance
-        self.left = 8  # in a row; more would be taken for state that kills its nodes
+        self.left = 6  # in a row; more would be taken for state that kills its nodes
         self.steps: dict[str, int] = {}
         self._next = 100
 
@@ -100,17 +102,18 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
                 Faults(seed, **HARMLESS),
                 checkpoint_interval_ms=dice.choice([1, 1, 30, 10**9]),
                 backups=backups,
+                strategy=dice.choice(["ours", "ours", "SC"]),
             )
             mishaps = Mishaps(run.nodes, dice, dice.choice([0.02, 0.05, 0.15]))
             run.nodes.before = mishaps
             for _ in range(dice.randint(2, 6)):
-                mishaps.left = 8
+                mishaps.left = 6
                 comparison.feed(run, random_batch(dice, flow))
                 if dice.random() < 0.3 and len(run.nodes.nodes) > 1:  # between two slices
                     lost = (dice.choice(run.nodes.nodes),)
                     run.nodes.kill(*lost)
                     run.driver._on_lost(lost, "killed")
-            mishaps.left = 8
+            mishaps.left = 6
             if dice.random() < 0.5:
                 run.stop()
             else:
@@ -172,6 +175,32 @@ def test_without_backups_healthy_operators_are_shadowed(tmp_path: Path) -> None:
     assert not plan.senders
     healthy = {p for p, o in mapping.owners.items() if o.node != victim and p.chain != "count"}
     assert plan.shadows == healthy
+
+
+def test_a_full_disk_slows_the_stream_down_until_checkpoints_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = Comparison(DEEP)
+    run = LocalRun(comparison.topology(), tmp_path, 2, checkpoint_interval_ms=10**9)
+    monkeypatch.setattr(host_module, "BACKUP_MEMORY_BYTES", 100)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_module, "spill", full)
+        for n in range(6):
+            comparison.feed(run, [{"s": [(k, n) for k in range(9)]}])
+        # No interval is due, yet every slice was followed by a checkpoint, and waited for it.
+        cut = run.driver.controller.cut
+        assert cut is not None
+        assert cut.slice >= 4
+        for host in run.nodes.hosts.values():
+            for partition in host._partitions.values():
+                assert len(partition.outputs) <= 4
+    comparison.feed(run, [{"s": [(1, 1)]}])
+    comparison.feed(run, [{"s": [(1, 1)]}])
+    assert not run.driver.controller._disk_full
 
 
 def test_the_last_node_lost_ends_the_run_with_a_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Other systems' ways to survive a loss (paper 000, table 3), as settings of the same machinery.
+
+For experiments: same detector, same data plane, no artificial sleeps. Active replication (AR)
+would process everything twice; it is not among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What is kept, what is checkpointed and how, and how much a loss takes back."""
+
+    backups: bool = True  # operators keep their output; otherwise only the source log is there
+    checkpoints: bool = True
+    synchronous: bool = False  # a slice that seals a checkpoint waits for its files
+    rollback: bool = False  # every partition goes back to the cut, not only the lost ones
+
+
+STRATEGIES = {
+    "ours": Strategy(),
+    # Recovery from the newest checkpoint and upstream backups; differs from ours after a scaling.
+    "R+SM": Strategy(),
+    "UB": Strategy(checkpoints=False),  # the whole history is replayed
+    "SB": Strategy(checkpoints=False, backups=False),  # … from the sources
+    "SC": Strategy(backups=False, synchronous=True, rollback=True),  # as Spark Streaming does
+}
