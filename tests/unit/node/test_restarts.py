@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from test_local_runs import Comparison, _simple
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.model.ids import NodeId
-from anabranch.node.host import Host
 from oracle import Dataflow, Step
 
 
@@ -161,14 +161,14 @@ def test_hosts_of_two_jobs_do_not_mix(tmp_path: Path) -> None:
         second.feed(two, batch(10 * n))
 
 
-def test_a_node_process_starts_and_ends_one_writer_per_job() -> None:
+def test_a_node_process_starts_and_ends_one_writer_per_job(tmp_path: Path) -> None:
     """Requests must not start threads, and a forgotten job must not leave one behind."""
     import threading
 
     from anabranch.node.messages import ForgetRequest, PollRequest
-    from anabranch.node.server import _dispatch
+    from anabranch.node.server import Hosts, _dispatch
 
-    hosts: dict[str, Host] = {}
+    hosts = Hosts(tmp_path, os.getpid())
     before = set(threading.enumerate())
     for _ in range(5):
         _dispatch(hosts, PollRequest("job", 1, NodeId("0")), [])
