@@ -15,8 +15,9 @@ from typing import Any
 from anabranch.errors import CheckpointMismatchError
 from anabranch.model.slices import Cut, SliceRecord
 
-# Settings that state does not depend on: how long rows are kept decides only about later ones.
-FREE_SETTINGS = frozenset({"retain", "ttl.after_us"})
+# Settings that are not compared: how long rows are kept decides only about later ones, and what a
+# function declares as its state is compared column by column.
+FREE_SETTINGS = frozenset({"retain", "ttl.after_us", "state", "state.ipc"})
 
 
 def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], directory: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +20,8 @@ from anabranch.node import wire
 
 START_TIMEOUT_S = 60.0
 MAX_SOCKET_PATH = 100  # Linux takes 108 bytes
+KEPT_LOG_S = 24 * 3600.0  # how long a log that says something outlives its node
+_OWN_FILE = re.compile(r"(\d+)-(\d+)\.(sock|lock|log|spill)")
 _connections: dict[Path, socket.socket] = {}
 
 
@@ -57,14 +62,17 @@ def _parent(pid: int) -> int:
 
 def socket_path(pid: int) -> Path:
     """One socket per executor process; the start time tells apart two with the same pid."""
-    stat = (Path("/proc") / str(pid) / "stat").read_text()
-    started = stat.rpartition(")")[2].split()[19]
-    name = Path(f"anabranch-{os.getuid()}") / f"{pid}-{started}.sock"
+    name = Path(f"anabranch-{os.getuid()}") / f"{pid}-{_start_time(pid)}.sock"
     path = Path(tempfile.gettempdir()) / name
     if len(str(path)) > MAX_SOCKET_PATH:
         path = Path("/tmp") / name
     path.parent.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+def _start_time(pid: int) -> str:
+    stat = (Path("/proc") / str(pid) / "stat").read_text()
+    return stat.rpartition(")")[2].split()[19]
 
 
 def _connect(path: Path) -> socket.socket:
@@ -76,6 +84,7 @@ def _connect(path: Path) -> socket.socket:
         sock = _try_connect(path)
         if sock is None:
             path.unlink(missing_ok=True)
+            sweep(path.parent)
             _start(path)
             sock = _wait(path)
     _connections[path] = sock
@@ -123,3 +132,47 @@ def _wait(path: Path) -> socket.socket:
     log = path.with_suffix(".log")
     detail = log.read_text()[-2000:] if log.exists() else ""
     raise ClusterError(f"the node process did not start within {START_TIMEOUT_S:.0f} s: {detail}")
+
+
+def remove_files(path: Path, log_too: bool = False) -> None:
+    """Remove what a node process keeps beside its socket; a log only if it is empty, or `log_too`.
+
+    Only once the executor is gone: the lock must not be taken from under tasks that wait for it.
+    """
+    log = path.with_suffix(".log")
+    with contextlib.suppress(OSError):
+        if log_too or not log.stat().st_size:
+            log.unlink()
+    path.unlink(missing_ok=True)
+    path.with_suffix(".lock").unlink(missing_ok=True)
+    shutil.rmtree(path.with_suffix(".spill"), ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what is left of nodes that ended without removing it, because they were killed."""
+    newest: dict[Path, float] = {}
+    for file in directory.iterdir():
+        if _OWN_FILE.fullmatch(file.name):
+            with contextlib.suppress(OSError):  # another starter may sweep, too
+                path, changed = file.with_suffix(".sock"), file.stat().st_mtime
+                newest[path] = max(changed, newest.get(path, changed))
+    for path, changed in newest.items():
+        age = time.time() - changed
+        # Processes of another container are not seen here: one that is young or answers is alive.
+        if age > START_TIMEOUT_S and not _executor_runs(path) and not _answers(path):
+            remove_files(path, log_too=age > KEPT_LOG_S)
+
+
+def _executor_runs(path: Path) -> bool:
+    pid, _, started = path.stem.partition("-")
+    try:
+        return _start_time(int(pid)) == started
+    except OSError:
+        return False
+
+
+def _answers(path: Path) -> bool:
+    sock = _try_connect(path)
+    if sock is not None:
+        sock.close()
+    return sock is not None

@@ -23,6 +23,7 @@ from typing import Any
 
 from anabranch.errors import AnabranchError, InvariantError
 from anabranch.node import wire
+from anabranch.node.client import remove_files
 from anabranch.node.host import Host
 from anabranch.node.messages import (
     ForgetRequest,
@@ -54,7 +55,9 @@ def serve(path: Path, executor_pid: int) -> None:
     listener.bind(str(path))
     path.chmod(0o600)
     listener.listen(MAX_CONNECTIONS)
-    hosts = Hosts(path.with_suffix(".spill"), executor_pid)
+    spill = path.with_suffix(".spill")
+    shutil.rmtree(spill, ignore_errors=True)  # of a process before this one that was killed
+    hosts = Hosts(spill, executor_pid)
     gc.freeze()  # imports are forever: keep them out of every collection
     with selectors.DefaultSelector() as selector:
         selector.register(watch, selectors.EVENT_READ, "executor")
@@ -62,8 +65,7 @@ def serve(path: Path, executor_pid: int) -> None:
         while True:
             for key, _ in selector.select():
                 if key.data == "executor":
-                    path.unlink(missing_ok=True)
-                    shutil.rmtree(path.with_suffix(".spill"), ignore_errors=True)
+                    remove_files(path)
                     os._exit(0)  # at once: the writer thread must not outlive the executor
                 if key.data == "listener":
                     connection, _ = listener.accept()

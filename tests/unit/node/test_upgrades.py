@@ -26,13 +26,13 @@ from local_run import Batch, LocalRun, rows_of
 from test_local_runs import united
 
 import anabranch as ab
-import anabranch.spark.driver as driver
+from anabranch.driver import actions
 from anabranch.errors import CheckpointMismatchError, StorageError
 from flow_topology import build
 from oracle import Dataflow, Step
 
 moves_state = pytest.mark.skipif(
-    not hasattr(driver, "continue_from"), reason="the driver does not move state between chains"
+    not hasattr(actions, "continue_from"), reason="the driver does not move state between chains"
 )
 S, SUM = Step("s", "source"), Step("sum", "sum", ("s",), 2)
 PLAIN = (S, SUM, Step("o", "sink", ("sum",)))
@@ -332,7 +332,7 @@ def changes(draw: st.DrawFn, flow: Dataflow, tag: str) -> tuple[Step, ...]:
 
 @moves_state
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

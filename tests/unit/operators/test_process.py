@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from anabranch.operators.base import SliceTime
 from anabranch.operators.functions import state_fields
 from anabranch.operators.process import KeyedProcess
 from anabranch.operators.ttl import Ttl
+from anabranch.storage.kernel_settings import decode, encode
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = pa.schema(
@@ -319,6 +321,18 @@ def test_nothing_changes_before_install() -> None:
     state = kernel.new_state(GROUPS, SCHEMA)
     kernel.compute(state, (table_of([("a", 0, "add", 1)]),), SliceTime(0, None, 0))
     assert state.rows == 0 and state.seal().num_rows == 0
+
+
+def test_state_is_read_without_the_function() -> None:
+    kernel = kernel_of(Obedient(), ttl=Ttl(AFTER))
+    state = kernel.new_state(GROUPS, SCHEMA)
+    apply(kernel, state, [("a", 0, "add", 1)])
+    stranger = decode(json.loads(json.dumps(encode(kernel))))
+    assert stranger.function is None
+    copy = stranger.new_state(GROUPS, SCHEMA)
+    copy.load(state.snapshot())
+    assert copy.snapshot().equals(state.snapshot())
+    assert copy.snapshot().column("words").to_pylist() == [["1"]]
 
 
 def test_a_topology_with_functions() -> None:

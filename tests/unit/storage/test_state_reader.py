@@ -9,8 +9,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -48,13 +49,13 @@ def stopped(root: Path, batches: int = 4) -> Comparison:
     run = LocalRun(comparison.topology(), root)
     for n in range(batches):
         comparison.feed(run, batch(n, 10 if n else 40))
-        run.driver._runner.poll(run.driver.run)
+        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
     run.stop()
     return comparison
 
 
 @settings(
-    max_examples=10,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
@@ -108,7 +109,7 @@ def run_timed(topology: ab.Topology, root: Path, slices: list[list[tuple[int, in
     run = LocalRun(topology, root, schemas={"s": TIMED})
     for rows in slices:
         run.feed([{"s": rows}])
-        run.driver._runner.poll(run.driver.run)
+        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
     run.stop()
 
 
@@ -156,7 +157,7 @@ def test_rankings_are_replaced_as_a_whole(tmp_path: Path) -> None:
     best: dict[int | None, list[int]] = {}
     for rows in ([(k, k) for k in range(50)], [(7, 3), (7, 9)], [(7, 8), (8, 0)]):
         run.feed([{"s": rows}])
-        run.driver._runner.poll(run.driver.run)
+        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
         for k, v in rows:
             best[k] = sorted([*best.get(k, []), v], reverse=True)[:2]
     run.stop()
@@ -165,6 +166,40 @@ def test_rankings_are_replaced_as_a_whole(tmp_path: Path) -> None:
         (k, i, v) for k, values in best.items() for i, v in enumerate(values)
     }
     assert inspect(tmp_path).operators[0].keys == 50
+
+
+class Balance(ab.RowFunction):
+    """A user's function with state of its own; the reader does not have its code."""
+
+    state: ClassVar = {"total": pl.Int64, "names": pl.List(pl.String)}
+    output: ClassVar = {"total": pl.Int64}
+
+    def on_row(self, row: Any, state: Any) -> Any:
+        total = state.get("total", 0) + row["v"]
+        if total > 30:
+            state.clear()
+        else:
+            state.set(total=total, names=[*(state.get("names") or []), str(row["v"])])
+
+
+def test_the_state_of_a_function(tmp_path: Path) -> None:
+    topology = ab.Topology("t", parallelism=2)
+    kept = topology.source("s", None).key_by("k").process("balance", Balance(), ttl="1h")
+    kept.to("o", ab.Memory())
+    run = LocalRun(topology, tmp_path)
+    held: dict[int | None, list[int]] = {}
+    for rows in ([(k, k % 5) for k in range(40)], [(3, 7), (4, 9)], [(3, 20), (4, 9)], [(3, 1)]):
+        run.feed([{"s": rows}])
+        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        for k, v in rows:
+            held[k] = [*held.get(k, []), v]
+            if sum(held[k]) > 30:
+                held[k] = []
+    run.stop()
+    found = {r["k"]: r for r in read_state(tmp_path, "balance").to_pylist()}
+    assert {k: (r["total"], r["names"]) for k, r in found.items()} == {
+        k: (sum(v), [str(x) for x in v]) for k, v in held.items() if v
+    }
 
 
 def test_a_listing(tmp_path: Path) -> None:
