@@ -83,7 +83,7 @@ class Files:
         newest = slices[-1] if slices else {"number": 0, "batch": -1, "staged": {}}
         number, generation = newest["number"], head["generation"]
         following = f"{number + 1:012d}-{generation}"
-        logged = any((self.root / "ck" / "source-log").glob(f"{following}/[0-9]*.log"))
+        logged = any((self.root / "ck" / "source-log").glob(f"{following}-*/[0-9]*.log"))
         staged = any(self.root.glob(f"*/_staging/{following}"))
         exposed = all((self.root / s / f"slice={number}").exists() for s in newest["staged"])
         cut = head["cut"]["slice"] if head["cut"] else 0

@@ -74,6 +74,7 @@ class WaveRunner:
         byte_array = self._jvm.java.lang.Class.forName("[B")
         self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(byte_array)
         self._partitioners: dict[int, Any] = {}
+        self.control_bytes = 0  # of requests and reports, on the wire
         self._shuffles: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         # These never change, so they are pickled and handed to the JVM once.
         self._wave = self._function(tasks.wave_frames, _PAIRS)
@@ -141,6 +142,7 @@ class WaveRunner:
         """The waves after the source stage, each one stage of pinned tasks."""
         for depth in range(1, self._waves + 1):
             requests = [_dump(wave(n, depth, depth == self._waves)) for n in nodes]
+            self.control_bytes += sum(map(len, requests))
             pinned = self._pinned(requests, max(1, upstream), nodes)
             if frames is not None and upstream:
                 shuffled, shuffle = self._shuffle(frames, len(nodes))
@@ -300,7 +302,9 @@ class WaveRunner:
         """Run the job; NodesLostError as soon as one of its nodes is known to be gone."""
         with self._watch.guarding(nodes) as guard:
             try:
-                return list(RDD(frames, self._sc, _FRAMES).collect())
+                answers = list(RDD(frames, self._sc, _FRAMES).collect())
+                self.control_bytes += sum(map(len, answers))
+                return answers
             except Exception:
                 lost = guard.lost()
                 if not lost:
