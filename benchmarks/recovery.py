@@ -35,7 +35,7 @@ VOCABULARY = 5_000
 FILES = 1_000_000  # per batch: all there are
 AFTER_S = 15.0  # a kill's effects are looked for this long
 BETWEEN_S = 20.0  # two kills; a new executor joins in about five
-SETTLE_S = 12.0  # a fresh application warms up
+SETTLE = 12  # batches, until a fresh application is warm
 SIDES = ("ours", "theirs", "theirs, no locality wait")
 
 
@@ -159,7 +159,7 @@ def run_side(
                 .trigger(processingTime="1 second")
                 .start()
             )
-        time.sleep(SETTLE_S)
+        _await(lambda: len(batches(query, writer)) >= SETTLE, 180.0)
         moments = []
         for number in range(kills):
             time.sleep(BETWEEN_S - AFTER_S if number else 0.0)

@@ -42,7 +42,6 @@ from anabranch.model.events import (
 )
 from anabranch.model.ids import NodeId
 from anabranch.model.mapping import Mapping as PartitionMapping
-from anabranch.model.plan import Plan
 from anabranch.model.recovery import Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
@@ -96,9 +95,15 @@ class Waves(Protocol):
 class Actions:
     """Owns the journal; one command at a time."""
 
-    def __init__(self, root: Path, plan: Plan, prepared: Prepared, sinks: Mapping[str, Sink]):
+    def __init__(
+        self,
+        root: Path,
+        prepared: Prepared,
+        sinks: Mapping[str, Sink],
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._clock = clock or now_ms
         self._root = root
-        self._plan = plan
         self._prepared = prepared
         self._sinks = sinks
         self._journal = Journal(root / "journal")
@@ -167,7 +172,7 @@ class Actions:
         log.warning("lost node %s: %s", ", ".join(nodes), reason)
         self._lost, self._lost_reason = nodes, reason
         self._known_lost_at = time.monotonic()
-        return NodesLost(nodes, reason, logged, now_ms())
+        return NodesLost(nodes, reason, logged, self._clock())
 
     def _execute(self, command: Command, waves: Waves) -> Event | None:
         match command:
@@ -188,12 +193,12 @@ class Actions:
                 self.finished_batch = command.batch
             case AwaitNodes():
                 log.warning("no node is left; waiting for one")
-                return NodesJoined(waves.await_nodes(), now_ms())
+                return NodesJoined(waves.await_nodes(), self._clock())
             case PollNodes():
                 assert self._mapping is not None
                 time.sleep(POLL_PAUSE_S)
                 reports = waves.poll(self.run, self._mapping.nodes)
-                return NodesPolled(tuple(reports), now_ms())
+                return NodesPolled(tuple(reports), self._clock())
             case FailRun():
                 raise command.error
             case FinishRun():
@@ -228,7 +233,7 @@ class Actions:
         self.progress.append(progress)
         for observe in self.on_progress:
             observe(progress)
-        return SliceRan(plan.number, tasks, tuple(reports), now_ms())
+        return SliceRan(plan.number, tasks, tuple(reports), self._clock())
 
     def _recover(self, plan: RecoveryPlan, waves: Waves) -> Event:
         self._mapping = plan.mapping
@@ -239,9 +244,9 @@ class Actions:
         torn = [f for r in reports for f in r.failures if f.kind == "restore"]
         if torn:
             log.warning("%s; trying the checkpoint before it", torn[0].message)
-            return RestoreFailed(StorageError(torn[0].message), now_ms())
+            return RestoreFailed(StorageError(torn[0].message), self._clock())
         self._note(plan, reports, time.monotonic() - started)
-        return PartitionsRecovered(tuple(reports), now_ms())
+        return PartitionsRecovered(tuple(reports), self._clock())
 
     def _note(self, plan: RecoveryPlan, reports: Sequence[NodeReport], seconds: float) -> None:
         restore = max((r.restore_s for r in reports), default=0.0) if plan.part == 0 else 0.0

@@ -102,9 +102,14 @@ class Host:
 
     def warm(self, spec: bytes) -> None:
         """Load the job and run its chains once, on no rows."""
-        self._known_spec = (spec, pickle.loads(spec))
-        for program in self._known_spec[1].programs.values():
+        job = pickle.loads(spec)
+        self.adopt(spec, job)
+        for program in job.programs.values():
             program.rehearse()
+
+    def adopt(self, spec: bytes, job: JobSpec) -> None:
+        """This is the job that `spec` stands for: a recovery need not load it."""
+        self._known_spec = (spec, job)
 
     def poll(self, request: PollRequest) -> NodeReport:
         """A report outside of a slice: written checkpoints above all."""

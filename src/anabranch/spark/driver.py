@@ -82,7 +82,7 @@ class JobDriver:
         """Own the directory, hand out the partitions, replay; returns when new rows may come."""
         self._lock = DirectoryLock(self._root)
         plan = self._parts.plan
-        self.actions = Actions(self._root, plan, self._prepared, self._parts.sinks)
+        self.actions = Actions(self._root, self._prepared, self._parts.sinks)
         try:
             past = self.actions.resume()
             config = ControlConfig(
