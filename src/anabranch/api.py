@@ -100,6 +100,7 @@ class Topology:
         max_rows_per_slice: int | None = None,
         available_now: bool = False,
         backups: str | Sequence[str] = "all",
+        recovery_bound: Duration | None = None,
         node_timeout: Duration = "5s",
         strategy: str = "ours",
     ) -> Job:
@@ -109,8 +110,10 @@ class Topology:
         the same one, the job goes on where it was. `available_now` ends the job when all data
         that is there now has been processed. `backups` names the operators that keep their output
         for the recovery of those behind them: "all", "sources" (whose log serves instead) or a
-        list; what is not kept is computed again, which takes longer. A node that gives no sign of
-        life for `node_timeout` counts as lost; one whose process is gone is noticed at once.
+        list; what is not kept is computed again, which takes longer. With a `recovery_bound`, the
+        job measures itself and chooses the cheapest backups that bring any lost node back in
+        time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
+        process is gone is noticed at once.
         `strategy` is for experiments: how another system would survive a loss.
         """
         from anabranch.driver.preparing import JobParts, RunConfig
@@ -139,6 +142,9 @@ class Topology:
             max_rows_per_slice=max_rows_per_slice,
             available_now=available_now,
             backups=_backups(backups) if chosen.backups else frozenset(),
+            recovery_bound_ms=None
+            if recovery_bound is None
+            else _positive_ms("recovery_bound", recovery_bound),
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
             strategy=chosen,
         )

@@ -34,7 +34,7 @@ from anabranch.model.events import (
     NodesJoined,
     StopRequested,
 )
-from anabranch.model.ids import NodeId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -253,6 +253,7 @@ class LocalNodes:
         run: int,
         confirmed: int,
         trim: int,
+        backups: frozenset[PartitionId] | None,
         mapping: PartitionMapping,
         batch: Mapping[str, pa.Table],
     ) -> tuple[int, list[NodeReport]]:
@@ -264,7 +265,9 @@ class LocalNodes:
         sent = [run_source_task(self._job, request, task, frames) for task in range(count)]
 
         def wave(node: NodeId, depth: int, last: bool) -> WaveRequest:
-            return WaveRequest("", run, node, nodes, plan, count, depth, last, confirmed, trim)
+            return WaveRequest(
+                "", run, node, nodes, plan, count, depth, last, confirmed, trim, backups
+            )
 
         return count, self._run_waves(wave, sent, nodes)
 

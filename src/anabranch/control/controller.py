@@ -20,6 +20,7 @@ from enum import Enum, auto
 from anabranch.control.checkpoints import CheckpointLedger
 from anabranch.control.ledger import SliceLedger
 from anabranch.control.recovery import in_parts, plan_recovery
+from anabranch.control.recovery_bound import RecoveryBound
 from anabranch.errors import (
     AnabranchError,
     ClusterError,
@@ -34,6 +35,7 @@ from anabranch.model.commands import (
     FailRun,
     FinishBatch,
     FinishRun,
+    NoteBackups,
     PollNodes,
     RecoverPartitions,
     RunSlice,
@@ -73,6 +75,8 @@ class ControlConfig:
     watermark_delays_us: MappingOf[str, int] = field(default_factory=dict)
     # Chains that keep their output until no recovery needs it; None: all of them.
     backups: frozenset[str] | None = None
+    # Instead of a fixed choice: back up what brings any lost node back within so many seconds.
+    recovery_bound_s: float | None = None
     # For comparison with other systems: a slice that seals waits for its files; a loss takes every
     # partition back to the cut.
     synchronous: bool = False
@@ -119,6 +123,11 @@ class Controller:
         self._nodes: list[NodeId] = []
         self._incarnations: dict[NodeId, str] = {}
         self._backed_from: dict[PartitionId, int] = {}  # first slice whose output is kept
+        self._bound: RecoveryBound | None = None
+        if config.recovery_bound_s is not None:
+            interval_s = config.checkpoint_interval_ms / 1000
+            self._bound = RecoveryBound(plan, config.recovery_bound_s, interval_s)
+        self._lost_ms: int | None = None  # when the loss that is being recovered was known
         self._running: SlicePlan | None = None
         self._again: SlicePlan | None = None  # was cut short, runs next
         self._lost: frozenset[PartitionId] = frozenset()  # not recovered yet
@@ -181,6 +190,7 @@ class Controller:
 
     def _on_lost(self, event: NodesLost) -> list[Command]:
         self._nodes = [n for n in self._nodes if n not in event.nodes]
+        self._lost_ms = self._lost_ms or event.now_ms
         self._interrupt(event.logged)
         if self.mapping is None:
             return []
@@ -259,14 +269,38 @@ class Controller:
             cut,
             [r.plan(mapping.version) for r in first],
             lambda p: self._has_backups(p, start),
+            self._backups(),
         )
         self._backed_from |= dict.fromkeys(lost, start)
         return [self._head(), RecoverPartitions(self._recovery)]
 
     def _has_backups(self, partition: PartitionId, first: int) -> bool:
-        backups = self._config.backups
-        chosen = backups is None or partition.chain in backups
+        backups = self._backups()
+        chosen = backups is None or partition in backups
         return chosen and self._backed_from[partition] <= first
+
+    def _backups(self) -> frozenset[PartitionId] | None:
+        """The partitions that back up; None: all of them."""
+        if self._bound is not None:
+            return self._bound.choice.backups if self._bound.choice else None
+        chains = self._config.backups
+        if chains is None or self.mapping is None:
+            return None
+        return frozenset(p for p in self.mapping.owners if p.chain in chains)
+
+    def _plan_backups(self, reports: Sequence[NodeReport], plan: SlicePlan) -> list[Command]:
+        """Measure; from time to time, choose anew who backs up. Whoever begins to, has nothing of
+        the slices before."""
+        if self._bound is None or self.mapping is None:
+            return []
+        before = self._backups()
+        self._bound.observe(reports, plan.processing_ms)
+        choice = self._bound.plan(self.mapping)
+        if choice is None:
+            return []
+        begin = choice.backups - before if before is not None else frozenset()
+        self._backed_from |= dict.fromkeys(begin, plan.number + 1)
+        return [NoteBackups(choice.backups, choice.predicted_s, choice.problem)]
 
     def _head(self) -> WriteHead:
         assert self.mapping is not None
@@ -305,7 +339,10 @@ class Controller:
             slices = tuple(r.plan(self.mapping.version) for r in part)
             self._recovery = replace(plan, slices=slices, part=plan.part + 1)
             return [RecoverPartitions(self._recovery)]
-        self._recovery, self._lost = None, frozenset()
+        if self._bound is not None and self._lost_ms is not None:
+            seconds = (event.now_ms - self._lost_ms) / 1000
+            self._bound.recovered(seconds, plan.restored)
+        self._recovery, self._lost, self._lost_ms = None, frozenset(), None
         self.phase = Phase.RUNNING
         return self._on_reports(event.reports) + self._go_on(event.now_ms)
 
@@ -403,7 +440,7 @@ class Controller:
     def _run(self, plan: SlicePlan) -> list[Command]:
         assert self.mapping is not None
         self._running = replace(plan, mapping=self.mapping.version)
-        return [RunSlice(self._running, self._checkpoints.replay_from - 1)]
+        return [RunSlice(self._running, self._checkpoints.replay_from - 1, self._backups())]
 
     # -- after a slice -------------------------------------------------------------------------
 
@@ -427,7 +464,7 @@ class Controller:
         self._tries = 0
         assert self.mapping is not None
         self._advance(event.reports, plan.number + 1, frozenset(self.mapping.owners))
-        commands = self._commit(plan, event)
+        commands = self._commit(plan, event) + self._plan_backups(event.reports, plan)
         if plan.seal:
             self._checkpoints.sealed(plan.number, self.mapping, plan.processing_ms)
         return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)

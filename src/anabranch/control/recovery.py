@@ -29,6 +29,7 @@ def plan_recovery(
     cut: Cut | None,
     slices: Sequence[SlicePlan],
     has_backups: Callable[[PartitionId], bool],
+    backups: frozenset[PartitionId] | None = None,
 ) -> RecoveryPlan:
     """Walk from the last wave to the first: who needs input again, and who can give it."""
     shadows: set[PartitionId] = set()
@@ -52,6 +53,7 @@ def plan_recovery(
         shadows=frozenset(shadows),
         senders=frozenset(senders),
         slices=tuple(slices),
+        backups=backups,
         reads_log=reads_log and bool(slices),
     )
 

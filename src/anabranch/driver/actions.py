@@ -5,6 +5,7 @@ The cluster is whatever implements `Waves`: Spark's executors, or hosts in this 
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from anabranch.model.commands import (
     FailRun,
     FinishBatch,
     FinishRun,
+    NoteBackups,
     PollNodes,
     RecoverPartitions,
     RunSlice,
@@ -40,16 +42,18 @@ from anabranch.model.events import (
     RestoreFailed,
     SliceRan,
 )
-from anabranch.model.ids import NodeId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.storage import source_log
+from anabranch.storage.files import write_atomic
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.sinks import Sink
 
 log = logging.getLogger("anabranch")
+PREDICTION = "recovery.json"  # in the checkpoint directory: how soon each partition will be back
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
 PROGRESS_KEPT = 1_000
 
@@ -73,6 +77,7 @@ class Waves(Protocol):
         run: int,
         confirmed: int,
         trim: int,
+        backups: frozenset[PartitionId] | None,
         mapping: PartitionMapping,
         batch: Any,
     ) -> tuple[int, list[NodeReport]]:
@@ -114,6 +119,7 @@ class Actions:
         self._lost: tuple[NodeId, ...] = ()
         self._lost_reason = "start"
         self.doing: Command | None = None
+        self.predicted: NoteBackups | None = None
         self.run = 0  # the driver's generation
         self.batch: Any = None  # what the source offers now
         self.finished_batch: int | None = None
@@ -191,6 +197,8 @@ class Actions:
                 self._trim(command)
             case FinishBatch():
                 self.finished_batch = command.batch
+            case NoteBackups():
+                self._note_backups(command)
             case AwaitNodes():
                 log.warning("no node is left; waiting for one")
                 return NodesJoined(waves.await_nodes(), self._clock())
@@ -222,6 +230,7 @@ class Actions:
             run=self.run,
             confirmed=self._confirmed,
             trim=command.trim,
+            backups=command.backups,
             mapping=self._mapping,
             batch=self.batch,
         )
@@ -260,6 +269,7 @@ class Actions:
             restore_s=restore,
             replay_s=seconds - restore,
             total_s=time.monotonic() - (self._known_lost_at or 0.0),
+            predicted_s=self._predicted_for(plan) if self._lost else None,
         )
         self._lost, self._lost_reason, self._known_lost_at = (), "its process was replaced", None
         self.recoveries.append(recovery)
@@ -286,6 +296,27 @@ class Actions:
                 mapping_version=command.mapping.version,
             )
         )
+
+    def _predicted_for(self, plan: RecoveryPlan) -> float | None:
+        known = self.predicted.predicted_s if self.predicted is not None else {}
+        return max((known[p] for p in plan.restored if p in known), default=None)
+
+    def _note_backups(self, command: NoteBackups) -> None:
+        """Say who backs up now, and keep the prediction where `describe` finds it."""
+        self.predicted = command
+        worst = max(command.predicted_s.values(), default=0.0)
+        log.info(
+            "%d partitions back up; a lost node is predicted to be back within %.2f s%s",
+            len(command.backups),
+            worst,
+            f" ({command.problem})" if command.problem else "",
+        )
+        prediction = {
+            str(p): {"seconds": s, "backs_up": p in command.backups}
+            for p, s in command.predicted_s.items()
+        }
+        text = json.dumps({"partitions": prediction, "problem": command.problem})
+        write_atomic(self._root / PREDICTION, [text.encode()])
 
     def _trim(self, command: TrimStorage) -> None:
         source_log.trim(self._root, command.log_below)

@@ -28,6 +28,7 @@ class RunConfig:
     max_rows_per_slice: int | None = None
     available_now: bool = False
     backups: frozenset[str] | None = None  # operators that back up; None: all
+    recovery_bound_ms: int | None = None  # … or those that bring a lost node back within this
     node_timeout_ms: int = 5_000  # silent for so long, a node counts as lost
     strategy: Strategy = STRATEGIES["ours"]
 
@@ -69,7 +70,6 @@ def prepare(
         key_groups=plan.topology.key_groups,
         max_rows_per_slice=config.max_rows_per_slice,
         event_times=parts.event_times,
-        backups=backup_chains(plan, config.backups),
     )
     return Prepared(spec, fingerprint(plan, inputs), tuple(schemas), united)
 

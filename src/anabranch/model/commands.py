@@ -30,6 +30,7 @@ class RunSlice:
 
     plan: SlicePlan
     trim: int
+    backups: frozenset[PartitionId] | None = None  # who backs up from this slice on; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,15 @@ class FinishBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteBackups:
+    """Another set of partitions backs up from the next slice on, to keep the recovery bound."""
+
+    backups: frozenset[PartitionId]
+    predicted_s: MappingOf[PartitionId, float]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitNodes:
     """No node is left: wait until one joins."""
 
@@ -104,6 +114,7 @@ Command = (
     | WriteHead
     | TrimStorage
     | FinishBatch
+    | NoteBackups
     | AwaitNodes
     | PollNodes
     | FailRun

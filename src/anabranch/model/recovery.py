@@ -28,6 +28,7 @@ class RecoveryPlan:
     shadows: frozenset[PartitionId]
     senders: frozenset[PartitionId]
     slices: tuple[SlicePlan, ...]
+    backups: frozenset[PartitionId] | None  # who backs up from now on; None: all
     reads_log: bool  # does anything rebuilt take input from a source?
     # A long replay comes in several parts; the first one installs.
     part: int = 0
@@ -63,6 +64,7 @@ class Recovery:
     restore_s: float
     replay_s: float
     total_s: float  # from the moment the loss was known
+    predicted_s: float | None = None  # with a recovery bound
 
     def __str__(self) -> str:
         what = f"{len(self.partitions)} partitions"
@@ -73,4 +75,5 @@ class Recovery:
         return (
             f"recovered {what}{whose} in {self.total_s:.2f} s: restored from {cut} in "
             f"{self.restore_s:.2f} s, replayed {slices} slices in {self.replay_s:.2f} s{shadows}"
+            + (f" (predicted: {self.predicted_s:.2f} s)" if self.predicted_s is not None else "")
         )

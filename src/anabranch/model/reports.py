@@ -22,6 +22,7 @@ class PartitionReport:
     state_rows: int = 0
     state_bytes: int = 0
     backup_bytes: int = 0
+    out_bytes: int = 0
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -139,6 +139,7 @@ class Host:
         self._shadows.clear()
         self._floor = plan.number
         for partition in self._partitions.values():
+            partition.backs_up = request.backups is None or partition.id in request.backups
             partition.confirm(request.confirmed, request.trim)
         self._inbox.drop(request.confirmed)
         for blob in blobs:
@@ -323,8 +324,8 @@ class Host:
 
     @staticmethod
     def _restored(job: JobSpec, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> Partition:
-        backs_up = job.backups is None or pid.chain in job.backups
-        partition = Partition(pid, epoch, job.programs[pid.chain], plan.cut + 1, backs_up)
+        partition = Partition(pid, epoch, job.programs[pid.chain], plan.cut + 1)
+        partition.backs_up = plan.backups is None or pid in plan.backups
         groups = plan.mapping.groups[pid.chain]
         owned = {g: p == pid.index for g, p in enumerate(groups)}
         partition.restore(Path(job.root), plan.files.get(pid, ()), owned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 
-from anabranch.model.ids import NodeId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainProgram
@@ -24,7 +24,6 @@ class JobSpec:
     key_groups: int
     max_rows_per_slice: int | None
     event_times: MappingOf[str, str]  # source → its event-time column
-    backups: frozenset[str] | None = None  # chains that keep their output; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class WaveRequest:
     last: bool
     confirmed: int  # slices up to this one are journalled
     trim: int  # backups up to this slice are not needed any more
+    backups: frozenset[PartitionId] | None  # who backs up; None: all
 
 
 @dataclass(frozen=True, slots=True)

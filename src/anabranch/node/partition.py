@@ -58,7 +58,6 @@ class Partition:
         epoch: int,
         program: ChainProgram,
         next_slice: int,
-        backs_up: bool,
     ) -> None:
         self.id = partition
         self.epoch = epoch
@@ -67,7 +66,7 @@ class Partition:
         self.sealed = 0  # the newest slice at which a checkpoint was sealed
         self.states = program.new_states()
         self.outputs: dict[int, Output] = {}
-        self._backs_up = backs_up and bool(program.chain.outputs)
+        self.backs_up = True
         self._delta_rows: int | None = None  # since the last full checkpoint; None: none yet
 
     # -- apply ---------------------------------------------------------------------------------
@@ -102,6 +101,7 @@ class Partition:
                 packet_bytes=sum(t.nbytes for ts in shuffled.values() for t in ts),
                 state_rows=sum(s.rows for s in self.states.values()),
                 state_bytes=sum(s.nbytes for s in self.states.values()),
+                out_bytes=sum(t.nbytes for t in result.edges.values()),
                 backup_bytes=sum(o.nbytes for o in self.outputs.values()),
                 rows_by_operator=result.rows,
             ),
@@ -117,7 +117,8 @@ class Partition:
 
         What is below both is forgotten, and at once where the partition does not back up.
         """
-        floor = min(slice_no, trim) if self._backs_up else slice_no
+        keeps = self.backs_up and bool(self.program.chain.outputs)
+        floor = min(slice_no, trim) if keeps else slice_no
         for old in [n for n in self.outputs if n <= floor]:
             drop_spilled(self.outputs.pop(old))
         for number, output in self.outputs.items():

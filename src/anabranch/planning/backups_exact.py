@@ -125,7 +125,7 @@ def round_up(bound: float, step: float) -> float:
 
 def _nudge(problem: BackupProblem, unit: float, step: float) -> float:
     """What a new backup costs more than one that exists: too little to change the total."""
-    least = 1.0 if step else 1e-4 * min(c / unit for c in problem.cost if c > 0)
+    least = 1.0 if step else 1e-4 * min((c / unit for c in problem.cost if c > 0), default=1.0)
     return least / (2 * (len(problem.graph) + 1))
 
 

@@ -89,6 +89,9 @@ class JobDriver:
                 checkpoint_interval_ms=self._config.checkpoint_interval_ms,
                 watermark_delays_us=self._parts.watermark_delays_us,
                 backups=backup_chains(plan, self._config.backups),
+                recovery_bound_s=None
+                if self._config.recovery_bound_ms is None
+                else self._config.recovery_bound_ms / 1000,
                 synchronous=self._config.strategy.synchronous,
                 rollback=self._config.strategy.rollback,
             )

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.driver.actions import NodesLostError
 from anabranch.errors import AnabranchError, ClusterError
-from anabranch.model.ids import NodeId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -89,6 +89,7 @@ class WaveRunner:
         run: int,
         confirmed: int,
         trim: int,
+        backups: frozenset[PartitionId] | None,
         mapping: PartitionMapping,
         batch: DataFrame | None,
     ) -> tuple[int, list[NodeReport]]:
@@ -106,7 +107,7 @@ class WaveRunner:
 
             def wave(node: NodeId, depth: int, last: bool) -> WaveRequest:
                 return WaveRequest(
-                    self._job, run, node, nodes, plan, count, depth, last, confirmed, trim
+                    self._job, run, node, nodes, plan, count, depth, last, confirmed, trim, backups
                 )
 
             frames = self._stages(frames, count, nodes, wave)

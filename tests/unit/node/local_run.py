@@ -24,7 +24,7 @@ from anabranch.driver.actions import NodesLostError
 from anabranch.driver.preparing import JobParts, RunConfig
 from anabranch.errors import ClusterError
 from anabranch.model.events import StopRequested
-from anabranch.model.ids import NodeId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
@@ -112,6 +112,7 @@ class LocalNodes:
         run: int,
         confirmed: int,
         trim: int,
+        backups: frozenset[PartitionId] | None,
         mapping: Any,
         batch: Batch | None,
     ) -> tuple[int, list[NodeReport]]:
@@ -125,7 +126,9 @@ class LocalNodes:
             self._check("source", task + 1, nodes, count)
 
         def wave(node: NodeId, depth: int, last: bool) -> WaveRequest:
-            return WaveRequest("", run, node, nodes, plan, count, depth, last, confirmed, trim)
+            return WaveRequest(
+                "", run, node, nodes, plan, count, depth, last, confirmed, trim, backups
+            )
 
         return count, self._waves_of(wave, sent, nodes, count)
 
@@ -250,6 +253,7 @@ class LocalRun:
         schemas: Mapping[str, pa.Schema] | None = None,
         backups: frozenset[str] | None = None,
         strategy: str = "ours",
+        recovery_bound_ms: int | None = None,
     ) -> None:
         parts = JobParts(
             plan=topology.plan(),
@@ -264,6 +268,7 @@ class LocalRun:
             max_rows_per_slice=max_rows_per_slice,
             backups=backups,
             strategy=STRATEGIES[strategy],
+            recovery_bound_ms=recovery_bound_ms,
         )
         self.driver = JobDriver(None, parts, config)  # type: ignore[arg-type]
         known = dict(schemas) if schemas else dict.fromkeys(topology._sources, SCHEMA)

@@ -103,6 +103,7 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
                 checkpoint_interval_ms=dice.choice([1, 1, 30, 10**9]),
                 backups=backups,
                 strategy=dice.choice(["ours", "ours", "SC"]),
+                recovery_bound_ms=dice.choice([None, None, 501, 5_000]),
             )
             mishaps = Mishaps(run.nodes, dice, dice.choice([0.02, 0.05, 0.15]))
             run.nodes.before = mishaps

@@ -1,0 +1,145 @@
+"""Which partitions back up so that any lost node is back within a bound (paper 003, on a live job).
+
+T(v) of a partition is what it takes to restore its state and to run again the slices of one
+checkpoint interval; both are measured as the job runs. The cost of a backup is the bytes per second
+it would keep. A node takes all its partitions and their backups with it, so the plan is the one for
+lost nodes, not for lost tasks. What a recovery costs whatever it restores (noticing the loss, one
+Spark job) is taken off the bound; it is learnt from the recoveries that happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabranch.errors import PlanningError
+from anabranch.model.ids import PartitionId
+from anabranch.model.mapping import Mapping
+from anabranch.model.plan import Plan
+from anabranch.model.reports import NodeReport
+from anabranch.planning.backups import BackupProblem, evaluate
+from anabranch.planning.backups_exact import replan_backups
+from anabranch.planning.graph import TaskGraph
+
+RESTORE_BYTES_PER_S = 200e6  # until a restore was seen
+FIXED_S = 0.5  # … and until a recovery was
+SMOOTHING = 0.2  # weight of the newest slice in a mean
+PLAN_EVERY = 20  # slices
+TIME_LIMIT_S = 0.05  # a slice waits for the plan
+
+
+@dataclass(frozen=True, slots=True)
+class BackupChoice:
+    """Who backs up, and in how many seconds each partition is predicted to be back."""
+
+    backups: frozenset[PartitionId]
+    predicted_s: MappingOf[PartitionId, float]
+    problem: str = ""  # why the bound cannot be met, if it cannot
+
+
+@dataclass(slots=True)
+class _Measured:
+    cpu_s: float = 0.0  # of a slice
+    state_bytes: float = 0.0
+    out_bytes: float = 0.0  # of a slice
+
+
+class RecoveryBound:
+    """Measures, and plans when it is time to."""
+
+    def __init__(self, plan: Plan, bound_s: float, checkpoint_interval_s: float) -> None:
+        self._plan = plan
+        self._bound_s = bound_s
+        self._interval_s = checkpoint_interval_s
+        self._measured: dict[PartitionId, _Measured] = {}
+        self._slice_s: float | None = None
+        self._last_ms: int | None = None
+        self._fixed_s = FIXED_S
+        self._since_plan = 0
+        self._version = 0  # of the mapping that was planned for
+        self.choice: BackupChoice | None = None
+
+    def observe(self, reports: Sequence[NodeReport], processing_ms: int) -> None:
+        """Fold in the loads of one slice."""
+        for report in reports:
+            for partition, seen in report.partitions.items():
+                known = self._measured.setdefault(
+                    partition, _Measured(seen.cpu_s, seen.state_bytes, seen.out_bytes)
+                )
+                known.cpu_s += SMOOTHING * (seen.cpu_s - known.cpu_s)
+                known.state_bytes = seen.state_bytes
+                known.out_bytes += SMOOTHING * (seen.out_bytes - known.out_bytes)
+        if self._last_ms is not None and processing_ms > self._last_ms:
+            gap = (processing_ms - self._last_ms) / 1000
+            before = self._slice_s or gap
+            self._slice_s = before + SMOOTHING * (gap - before)
+        self._last_ms = processing_ms
+        self._since_plan += 1
+
+    def recovered(self, seconds: float, partitions: frozenset[PartitionId]) -> None:
+        """A recovery took so long: the difference to what was predicted for it is learnt."""
+        predicted = self.choice.predicted_s if self.choice is not None else {}
+        known = [predicted[p] for p in partitions if p in predicted]
+        if known:
+            self._fixed_s = max(0.1, self._fixed_s + 0.5 * (seconds - max(known)))
+
+    def plan(self, mapping: Mapping) -> BackupChoice | None:
+        """A new choice, when it is time for one and it differs from the last."""
+        moved = mapping.version != self._version
+        if self._slice_s is None or (self._since_plan < PLAN_EVERY and not moved):
+            return None
+        if not self._measured.keys() >= mapping.owners.keys() or not mapping.owners:
+            return None
+        self._since_plan, self._version = 0, mapping.version
+        choice = self._choose(mapping)
+        changed = self.choice is None or choice.backups != self.choice.backups
+        self.choice = choice
+        return choice if changed else None
+
+    def _choose(self, mapping: Mapping) -> BackupChoice:
+        names = {str(p): p for p in mapping.owners}
+        problem = BackupProblem.of(
+            TaskGraph(tuple(names), tuple(self._streams(mapping))),
+            max(self._bound_s - self._fixed_s, 0.001),
+            {name: self._reprocess_s(p) for name, p in names.items()},
+            {name: self._out_rate(p) for name, p in names.items()},
+            {name: str(mapping.owners[p].node) for name, p in names.items()},
+        )
+        existing = [str(p) for p in self.choice.backups] if self.choice else []
+        why = ""
+        try:
+            chosen = replan_backups(problem, existing, TIME_LIMIT_S).backups
+        except PlanningError as e:  # back up all that helps, and say so
+            senders = {source for source, _ in problem.graph.edges}
+            chosen, why = frozenset(senders), e.message
+        latency = evaluate(problem, chosen).latency_s
+        return BackupChoice(
+            frozenset(names[n] for n in chosen),
+            {p: latency[name] + self._fixed_s for name, p in names.items()},
+            why,
+        )
+
+    def _streams(self, mapping: Mapping) -> list[tuple[str, str]]:
+        """From every partition of a chain to every one of the chains behind it; sources have
+        their log, so they are not part of the problem."""
+        pairs = {
+            (e.source, e.target)
+            for c in self._plan.node_chains
+            for e in c.inputs
+            if not self._plan.by_name[e.source].is_source
+        }
+        return [
+            (str(u), str(v))
+            for source, target in sorted(pairs)
+            for u in mapping.partitions(source)
+            for v in mapping.partitions(target)
+        ]
+
+    def _reprocess_s(self, partition: PartitionId) -> float:
+        seen = self._measured[partition]
+        slices = self._interval_s / (self._slice_s or 1.0)
+        return slices * seen.cpu_s + seen.state_bytes / RESTORE_BYTES_PER_S
+
+    def _out_rate(self, partition: PartitionId) -> float:
+        return self._measured[partition].out_bytes / (self._slice_s or 1.0)
