@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -70,11 +71,34 @@ def test_rows_are_seen_only_when_exposed_and_then_once(tmp_path: Path) -> None:
     assert visible(tmp_path) == [1, 2, 3] * 2
 
 
-def test_a_repeated_stage_writes_the_rows_once(tmp_path: Path) -> None:
+def test_a_repeated_stage_is_shown_once(tmp_path: Path) -> None:
     sink = ab.Parquet(str(tmp_path))
-    assert stage(sink, 1) == stage(sink, 1)
+    stage(sink, 1)
     sink.expose(1, [stage(sink, 1)], [])
+    assert [p.name for p in tmp_path.glob("slice=1/*")] == ["w.parquet"]
     assert visible(tmp_path) == [1, 2, 3]
+
+
+def test_an_attempt_that_does_not_count_changes_nothing_however_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task left over writes other rows under the same name, at every step of the exposure."""
+    sink = ab.Parquet(str(tmp_path))
+    named, late = stage(sink, 1), pa.table({"k": [7]})
+    for module, name in ((os, "link"), (Path, "rename"), (Path, "mkdir")):
+        real = getattr(module, name)
+
+        def first(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            monkeypatch.undo()
+            sink.stage("o", late, 1, 1, "w")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, first)
+        sink.expose(1, [named], [])
+        assert visible(tmp_path) == [1, 2, 3]
+        assert [p.name for p in tmp_path.glob("slice=1/*")] == ["w.parquet"]
+        shutil.rmtree(tmp_path)
+        named = stage(sink, 1)
 
 
 def test_what_the_journal_does_not_name_is_not_exposed(tmp_path: Path) -> None:
@@ -101,7 +125,7 @@ def test_lost_staged_files_are_told(tmp_path: Path, lost: str) -> None:
         path.unlink()
     else:
         shutil.rmtree(path.parent if lost == "directory" else tmp_path)
-    with pytest.raises(StorageError, match=r"lost its staged files w\.parquet"):
+    with pytest.raises(StorageError, match=r"lost its staged files w\.\w+\.parquet"):
         sink.expose(1, [str(path)], [])
 
 
@@ -216,7 +240,7 @@ def test_lost_rows_of_a_function_are_told_not_skipped(tmp_path: Path) -> None:
     sink = for_each(Calls(), tmp_path)
     files = [stage(sink, 1, writer=w) for w in "ab"]
     (tmp_path / files[1]).unlink()
-    with pytest.raises(StorageError, match=r"slice 1 of the sink 'out' lost its .* b\.parquet"):
+    with pytest.raises(StorageError, match=r"slice 1 of the sink 'out' lost .* b\.\w+\.parquet"):
         sink.expose(1, files, [])
 
 
@@ -224,7 +248,7 @@ def test_a_torn_staged_file_is_told(tmp_path: Path) -> None:
     sink = for_each(Calls(), tmp_path)
     files = [stage(sink, 1)]
     (tmp_path / files[0]).write_bytes(b"PAR1 torn")
-    with pytest.raises(OperatorError, match=r"staged file .* is damaged"):
+    with pytest.raises(StorageError, match=r"staged file .* is damaged"):
         sink.expose(1, files, [])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.errors import OperatorError, TopologyError
+from anabranch.errors import AnabranchError, OperatorError, TopologyError
 from anabranch.storage.sinks.staged import StagedSink, read_marker, write_marker
 
 
@@ -52,11 +52,14 @@ class ForEachSlice(StagedSink):
         self._refuse_missing(slice_no, files)
         try:
             self.function(self._rows(files), slice_no)
+        except AnabranchError:
+            raise
         except Exception as e:
+            reason = (str(e).splitlines() or [""])[0]
             raise OperatorError(
                 f"the function of the sink {self.home.sink!r} raised on slice {slice_no}: "
-                f"{type(e).__name__}: {e}; the slice is kept: correct the function and start again "
-                "with the same checkpoint directory, it gets the slice again",
+                f"{type(e).__name__}: {reason}; the slice is kept: correct the function and start "
+                "again with the same checkpoint directory, it gets the slice again",
                 operator=self.home.sink,
                 slice=slice_no,
             ) from e

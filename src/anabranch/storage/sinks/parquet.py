@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +55,16 @@ class Parquet(StagedSink):
             return
         if not final.exists():
             self._refuse_missing(slice_no, files)
-            directory = files[0].parent
+            # Links in a directory that no task writes to: an attempt that does not count may
+            # still add files beside those that do.
+            ready = files[0].parent.with_name(f"{files[0].parent.name}.ready")
             with explained("expose", final):
+                shutil.rmtree(ready, ignore_errors=True)
+                ready.mkdir(parents=True)
+                for path in files:
+                    os.link(path, ready / f"{path.name.rsplit('.', 2)[0]}.parquet")
                 final.parent.mkdir(parents=True, exist_ok=True)
-                for extra in {p.name for p in directory.iterdir()} - {p.name for p in files}:
-                    (directory / extra).unlink()  # of a task attempt that did not count
-                directory.rename(final)
+                ready.rename(final)
         write_marker(marker, slice_no)
 
     def _newest(self) -> int:

@@ -23,6 +23,7 @@ OLDEST_SERVER = 150_000  # NULLS NOT DISTINCT; older releases are out of support
 PAUSE_S = (0.1, 2.0)  # between two attempts: the first, and the longest after doublings
 # Of a connection, unless the address says otherwise: a server that vanished must be noticed.
 CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "30000"}
+LOCK_TIMEOUT = "30s"  # of an attempt; then it counts as one that found the server away
 _LOCK = 0x616E6162  # advisory, while tables are created: CREATE … IF NOT EXISTS can collide
 _ORDER = "_anabranch_row"
 
@@ -178,8 +179,7 @@ class Postgres(StagedSink):
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
-        timeout_ms = max(1, int(1000 * self._retry_s))
-        connection.execute("SELECT set_config('lock_timeout', %s, false)", [f"{timeout_ms}ms"])
+        connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             if not self._exists(connection, "{slices}"):

@@ -3,17 +3,19 @@
 The files lie where nodes and driver both reach them, below the job's checkpoint directory, so
 that a driver which died after the journal named them can be followed by one that delivers them:
 
-    <checkpoint>/staged/SINK/000000000017-3/part-counter-0.parquet   slice 17, generation 3
+    <checkpoint>/staged/SINK/000000000017-3/part-counter-0.9f86d081.parquet   slice 17, generation 3
 
-A subclass delivers a slice at most once to its target, which itself remembers the newest slice it
-has; only then are the files removed. Whatever step a crash hits, either the target has the slice
-and says so, or all files are there.
+No two attempts share a file, so one that nobody waits for any more cannot touch what the journal
+names. A subclass delivers a slice at most once to its target, which itself remembers the newest
+slice it has; only then are the files removed. Whatever step a crash hits, either the target has
+the slice and says so, or all files are there.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -72,17 +74,15 @@ class StagedSink(Sink):
         return self.home.root / "staged" / self.home.sink
 
     def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
-        target = self._staging() / f"{slice_no:012d}-{run}" / f"{writer}.parquet"
+        attempt = f"{writer}.{uuid.uuid4().hex[:8]}.parquet"
+        target = self._staging() / f"{slice_no:012d}-{run}" / attempt
         with explained("write", target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A retried task writes the same rows again: under another name, then over the first.
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            with temporary.open("wb") as file:
+            with target.open("wb") as file:
                 pq.write_table(table, file, compression="zstd", use_dictionary=False)
                 file.flush()
                 # A replay does not write it again: it must be there before the journal says so.
                 os.fsync(file.fileno())
-            temporary.replace(target)
         return Staged(name, writer, table.num_rows, path=self._journalled(target))
 
     def _journalled(self, path: Path) -> str:
