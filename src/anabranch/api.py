@@ -102,6 +102,7 @@ class Topology:
         backups: str | Sequence[str] = "all",
         recovery_bound: Duration | None = None,
         node_timeout: Duration = "5s",
+        drop_state: Sequence[str] = (),
         strategy: str = "ours",
     ) -> Job:
         """Start the job and return a handle to it.
@@ -114,7 +115,9 @@ class Topology:
         job measures itself and chooses the cheapest backups that bring any lost node back in
         time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
         process is gone is noticed at once.
-        `strategy` is for experiments: how another system would survive a loss.
+        `drop_state` names operators that are not in the topology any more and whose state in the
+        checkpoint is given up. `strategy` is for experiments: how another system would survive a
+        loss.
         """
         from anabranch.driver.preparing import JobParts, RunConfig
         from anabranch.spark.driver import JobDriver
@@ -146,6 +149,7 @@ class Topology:
             if recovery_bound is None
             else _positive_ms("recovery_bound", recovery_bound),
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
+            drop_state=tuple(drop_state),
             strategy=chosen,
         )
         driver = JobDriver(spark, parts, config)

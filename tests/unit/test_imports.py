@@ -19,10 +19,13 @@ ORDER = (
     "planning",
     "control",
     "operators",
+    "generators",
     "storage",
     "node",
+    "driver",
     "spark",
     "api",
+    "testing",
     "dashboard",
     "cli",
 )

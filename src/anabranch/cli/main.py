@@ -17,6 +17,7 @@ from anabranch.cli.loading import load_topology
 from anabranch.cli.plan_backups import plan_backups
 from anabranch.cli.plan_balance import plan_balance
 from anabranch.cli.plan_recovery import plan_recovery
+from anabranch.cli.recovery_times import describe_recovery
 from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
 from anabranch.cli.state import state
 from anabranch.model.duration import parse_duration
@@ -71,15 +72,23 @@ def run(
     master: Annotated[
         str | None, typer.Option(help="A Spark cluster, instead of one started here.")
     ] = None,
+    recovery_bound: Annotated[
+        str | None,
+        typer.Option(help="Choose backups so that a lost node is back within this time."),
+    ] = None,
     available_now: Annotated[
         bool, typer.Option("--available-now", help="End when the data there is now is processed.")
     ] = False,
+    drop_state: Annotated[
+        list[str] | None,
+        typer.Option(help="Give up the state of this operator, which is gone. May be repeated."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a topology and show what it does. Ctrl-C stops it gracefully, with a checkpoint."""
     loaded = load_topology(topology)
     compiled = loaded.plan()
-    for duration in (slice, checkpoint_interval):
+    for duration in (slice, checkpoint_interval, recovery_bound or "1s"):
         parse_duration(duration)  # before a cluster is started for nothing
     console = Console(highlight=False)
     where = master or f"a cluster of {nodes} nodes on this machine"
@@ -93,6 +102,8 @@ def run(
             checkpoint_interval=checkpoint_interval,
             max_rows_per_slice=max_rows,
             available_now=available_now,
+            recovery_bound=recovery_bound,
+            drop_state=drop_state or (),
         )
         started = time.monotonic()
         meter = watch(job, compiled, console, lambda _: stop.requested.is_set())
@@ -105,11 +116,17 @@ def run(
 def describe(
     topology: TopologyArgument,
     svg: Annotated[Path | None, typer.Option(help="Also draw it, as SVG, in this file.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Of a job run with a recovery bound: show how soon it would be back."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Show a topology: its chains by wave, their operators, keys and shuffles."""
     loaded = load_topology(topology)
     typer.echo(describe_topology(loaded))
+    if checkpoint is not None:
+        typer.echo(describe_recovery(checkpoint))
     if svg is not None:
         with explained("write", svg):
             svg.write_text(draw_topology(loaded.plan()), encoding="utf-8")

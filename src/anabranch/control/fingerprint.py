@@ -20,19 +20,6 @@ from anabranch.model.slices import Cut, SliceRecord
 FREE_SETTINGS = frozenset({"retain", "ttl.after_us", "state", "state.ipc"})
 
 
-def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], directory: str) -> None:
-    """Refuse whatever would move state between chains, too: for a driver that does not ask
-    `storage.upgrade` to move it."""
-    check_fit(old, new, directory)
-    added = [n for n in new["operators"] if n not in old["operators"]]
-    if added:
-        what = f"operator {added[0]!r} is new and would start without the rows before it"
-        raise _mismatch(directory, what, _UNDO)
-    if old["chains"] != new["chains"]:
-        what = "a change of parallelism or key fuses its stateful operators differently"
-        raise _mismatch(directory, what, _UNDO)
-
-
 def check_fit(
     old: Mapping[str, Any], new: Mapping[str, Any], directory: str, dropped: Collection[str] = ()
 ) -> None:

@@ -9,12 +9,11 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from anabranch.control.controller import Past
-from anabranch.control.fingerprint import refuse_difference
 from anabranch.driver.preparing import Prepared
 from anabranch.driver.progress import Progress, summarise
 from anabranch.errors import StorageError
@@ -51,6 +50,7 @@ from anabranch.storage import source_log
 from anabranch.storage.files import write_atomic
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.sinks import Sink
+from anabranch.storage.upgrade import continue_from
 
 log = logging.getLogger("anabranch")
 PREDICTION = "recovery.json"  # in the checkpoint directory: how soon each partition will be back
@@ -128,14 +128,13 @@ class Actions:
         self.recoveries: list[Recovery] = []
         self.on_progress: list[Callable[[Progress], None]] = []
 
-    def resume(self) -> Past:
-        """Read what earlier runs journalled."""
+    def resume(self, dropped: Collection[str] = ()) -> Past:
+        """Read what earlier runs journalled; `dropped` operators' state is given up."""
         past = Past()
         found = self._journal.read()
         if found is not None:
-            head, slices = found
             now = self._prepared.fingerprint
-            refuse_difference(head.fingerprint, now, str(self._root))
+            head, slices = continue_from(self._root, *found, now, dropped)
             before: Mapping[str, int] = head.fingerprint["parallelism"]
             declared: Mapping[str, int] = now["parallelism"]
             past = Past(

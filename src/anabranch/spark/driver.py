@@ -84,7 +84,7 @@ class JobDriver:
         plan = self._parts.plan
         self.actions = Actions(self._root, self._prepared, self._parts.sinks)
         try:
-            past = self.actions.resume()
+            past = self.actions.resume(self._config.drop_state)
             config = ControlConfig(
                 checkpoint_interval_ms=self._config.checkpoint_interval_ms,
                 watermark_delays_us=self._parts.watermark_delays_us,

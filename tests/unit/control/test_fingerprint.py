@@ -14,7 +14,6 @@ from anabranch.control.fingerprint import (
     check_fit,
     clean_stop_needed,
     rechained,
-    refuse_difference,
 )
 from anabranch.errors import CheckpointMismatchError
 from anabranch.model.slices import Cut, SliceRecord
@@ -159,15 +158,6 @@ def test_dropping() -> None:
         check_fit(fingerprint(), without("sum"), "d", dropped=["win"][:0])
     with pytest.raises(CheckpointMismatchError, match="'win' is to be dropped, but the topology"):
         check_fit(fingerprint(), fingerprint(), "d", dropped=["win"])
-
-
-def test_a_driver_that_does_not_move_state_refuses_where_it_would_have_to() -> None:
-    more = changed("operators", "more", to=SUM)
-    with pytest.raises(CheckpointMismatchError, match="'more' is new"):
-        refuse_difference(fingerprint(), more, "d")
-    with pytest.raises(CheckpointMismatchError, match="fuses its stateful operators differently"):
-        refuse_difference(fingerprint(), changed("chains", to={"sum": ["sum", "win"]}), "d")
-    refuse_difference(fingerprint(), fingerprint(), "d")
 
 
 def record(number: int, chunks_left: int = 0) -> SliceRecord:

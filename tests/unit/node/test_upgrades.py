@@ -26,14 +26,10 @@ from local_run import Batch, LocalRun, rows_of
 from test_local_runs import united
 
 import anabranch as ab
-from anabranch.driver import actions
 from anabranch.errors import CheckpointMismatchError, StorageError
 from flow_topology import build
 from oracle import Dataflow, Step
 
-moves_state = pytest.mark.skipif(
-    not hasattr(actions, "continue_from"), reason="the driver does not move state between chains"
-)
 S, SUM = Step("s", "source"), Step("sum", "sum", ("s",), 2)
 PLAIN = (S, SUM, Step("o", "sink", ("sum",)))
 
@@ -128,7 +124,6 @@ CHANGES: dict[str, tuple[Step, ...]] = {
 }
 
 
-@moves_state
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("back", [False, True])
 def test_state_survives(tmp_path: Path, name: str, back: bool) -> None:
@@ -171,7 +166,6 @@ def test_changed_code_goes_on_also_after_a_crash(tmp_path: Path) -> None:
     assert rows_of(sink, 2) == [(1, 705)]
 
 
-@moves_state
 @pytest.mark.parametrize("name", ["a stateless operator before", "another parallelism"])
 def test_after_a_crash_what_can_be_replayed_is(tmp_path: Path, name: str) -> None:
     job = Upgraded(tmp_path, PLAIN)
@@ -182,7 +176,6 @@ def test_after_a_crash_what_can_be_replayed_is(tmp_path: Path, name: str) -> Non
     job.feed(job.start(), batch(1))
 
 
-@moves_state
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -211,7 +204,6 @@ def test_after_a_crash_what_cannot_be_replayed_is_refused(
     job.feed(job.start(), batch(2))
 
 
-@moves_state
 def test_other_rows_to_a_stateful_operator_cannot_be_fed_from_the_log(tmp_path: Path) -> None:
     job = Upgraded(tmp_path, [*PLAIN, Step("max", "max", ("s",), 2), Step("p", "sink", ("max",))])
     run = job.start(interval=10**9)
@@ -229,7 +221,6 @@ def test_other_rows_to_a_stateful_operator_cannot_be_fed_from_the_log(tmp_path: 
         job.start()
 
 
-@moves_state
 def test_a_removed_operator_is_dropped_only_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,7 +244,6 @@ def test_a_removed_operator_is_dropped_only_by_name(
     job.feed(run, batch(2))
 
 
-@moves_state
 def test_a_damaged_checkpoint_is_found_before_the_older_one_is_given_up(tmp_path: Path) -> None:
     job = Upgraded(tmp_path, PLAIN)
     run = job.start()
@@ -330,7 +320,6 @@ def changes(draw: st.DrawFn, flow: Dataflow, tag: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-@moves_state
 @settings(
     max_examples=15,
     deadline=None,
