@@ -121,6 +121,11 @@ def output_schema(function: SliceFunction, keys: pa.Schema) -> pa.Schema:
 
 
 def check_state_names(keys: pa.Schema, fields: pa.Schema) -> None:
+    for name in keys.names:
+        if name in TIMER_COLUMNS:
+            raise TopologyError(
+                f"the key column {name!r} has the name of a timer; rename it", column=name
+            )
     for name in fields.names:
         if name in TIMER_COLUMNS or name in keys.names:
             what = "a key column" if name in keys.names else "a timer"

@@ -490,6 +490,9 @@ def test_what_does_not_fit_is_refused_when_the_topology_is_built() -> None:
         keyed.process("sums", declared(state={"x": pl.Object}))
     with pytest.raises(TopologyError, match="'v' has type int64"):
         kernel_of(Sittings(), "v").output_schema(SCHEMA)
+    with pytest.raises(TopologyError, match="key column 'event_timer' has the name of a timer"):
+        timed = KeyedProcess(("event_timer",), declared(), state_fields(declared()))
+        timed.output_schema(pa.schema([("event_timer", pa.int64())]))
     other = SCHEMA.set(3, pa.field("w", pa.int64()))
     with pytest.raises(TopologyError, match=r"(?s)ColumnNotFoundError.*called once with an empty"):
         kernel_of(Sittings()).output_schema(other)
