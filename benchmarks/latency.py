@@ -51,7 +51,7 @@ class Sizes:
 
 
 FULL = Sizes(rounds=5, slices={"g3": 100, "traffic": 100}, warmup=40)
-QUICK = Sizes(rounds=2, slices={"g3": 40, "traffic": 26}, warmup=13)
+QUICK = Sizes(rounds=2, slices={"g3": 32, "traffic": 20}, warmup=10)
 Samples = dict[tuple[str, str], list[Run]]  # (query, side) → one run per round
 
 

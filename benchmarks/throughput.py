@@ -59,10 +59,10 @@ FULL = {
     "python_stateful": Case(400_000, 10_000, 4, 1, peers.python_word_count),
 }
 QUICK = {
-    "native_1m": Case(1_000_000, 10_000, batches=6, warmup=3),
-    "native_100k": Case(100_000, 10_000, batches=20, warmup=10),
-    "native_1m_keys": Case(1_000_000, 1_000_000, batches=4, warmup=2),
-    "python_stateful": Case(100_000, 10_000, 3, 1, peers.python_word_count),
+    "native_1m": Case(1_000_000, 10_000, batches=5, warmup=2),
+    "native_100k": Case(100_000, 10_000, batches=14, warmup=7),
+    "native_1m_keys": Case(1_000_000, 1_000_000, batches=3, warmup=1),
+    "python_stateful": Case(50_000, 10_000, 3, 1, peers.python_word_count),
 }
 Samples = dict[tuple[str, str], list[Run]]  # (case, side) → one run per round
 
@@ -126,10 +126,10 @@ def rows(cases: dict[str, Case], samples: Samples) -> tuple[list[list[object]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 rounds, fewer and smaller batches")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, fewer and smaller batches")
     quick = parser.parse_args().quick
     peers.check_packages()
-    cases, rounds = (QUICK, 3) if quick else (FULL, 5)
+    cases, rounds = (QUICK, 2) if quick else (FULL, 5)
     table, figures = rows(cases, measure(cases, rounds))
     report.table("Throughput of the windowed word count", COLUMNS, table)
     if not quick:
