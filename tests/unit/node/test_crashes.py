@@ -66,6 +66,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[
         yield done
 
 
+# `make test-long`: a crash at many more of the operations.
+LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
+
+
 def topology(root: Path) -> ab.Topology:
     return build(Dataflow(STEPS), lambda name: ab.Parquet(str(root / name)))
 
@@ -105,7 +109,7 @@ def test_killed_at_file_operations_all_over_a_run(
     kinds = sorted(set(operations))
     for kind in kinds:
         places = [i for i, name in enumerate(operations) if name == kind]
-        chosen = places[variant % len(places) :: max(1, len(places) // 4)]
+        chosen = places[variant % len(places) :: max(1, len(places) // (12 if LONG else 2))]
         where.update(crash_at(chosen, tmp_path, monkeypatch, limit, nodes_survive, rows))
     assert where.keys() >= {"write", "sync", "replace", "rename"}, where
 

@@ -4,6 +4,7 @@ slice of every sink is still exactly the oracle's, whichever operators back up."
 from __future__ import annotations
 
 import errno
+import os
 import random
 import tempfile
 from pathlib import Path
@@ -20,6 +21,8 @@ from anabranch.node import host as host_module
 from anabranch.node.host import Host
 from oracle import Dataflow, Step
 
+# `make test-long`: more seeds.
+LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 # Two shuffles, a diamond and an operator without any state behind it.
 DEEP = Dataflow(
     (
@@ -126,7 +129,7 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
 
 def test_losses_at_any_step_change_nothing() -> None:
     hit: dict[str, int] = {}
-    for seed in range(60):
+    for seed in range(500 if LONG else 24):
         for step, count in run_seed(seed).items():
             hit[step] = hit.get(step, 0) + count
     assert {"source", "wave", "recovery", "replay", "end", "poll"} <= hit.keys(), hit
@@ -134,7 +137,7 @@ def test_losses_at_any_step_change_nothing() -> None:
 
 def test_losses_behind_several_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "BACKUP_MEMORY_BYTES", 100)  # all backups on disk
-    for seed in range(30):
+    for seed in range(300 if LONG else 8):
         run_seed(seed, DEEP)
 
 

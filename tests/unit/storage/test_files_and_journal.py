@@ -165,7 +165,7 @@ def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_source_log_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
-    path = log_path(tmp_path, 3, 1, 0)
+    path = log_path(tmp_path, 3, 1, 0, 0)
     assert read_log(path) is None
     write_log(path, {"edge:0": TABLE, "sink:x": TABLE}, {"chunks": 2})
     found = read_log(path)
@@ -192,9 +192,9 @@ def _assert_all_damage_seen(path: Path, read: Any) -> None:
 
 def test_the_source_log_is_trimmed_below(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        write_log(log_path(tmp_path, number, 1, 0), {"edge:0": TABLE}, {})
+        write_log(log_path(tmp_path, number, 1, 0, 0), {"edge:0": TABLE}, {})
     trim(tmp_path, 3)
-    kept = [read_log(log_path(tmp_path, n, 1, 0)) is not None for n in (1, 2, 3)]
+    kept = [read_log(log_path(tmp_path, n, 1, 0, 0)) is not None for n in (1, 2, 3)]
     assert kept == [False, False, True]
     trim(tmp_path / "none", 3)
 
