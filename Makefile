@@ -9,7 +9,7 @@ help:
 	@echo "make setup   virtual environment, dependencies and Java (redone when pyproject.toml changes)"
 	@echo "make demo    a stream on an embedded Spark cluster"
 	@echo "make test    lint, tests without Spark, tests on real Spark processes"
-	@echo "make test-long  the same with 20 kills of the driver and 1,000 slices"
+	@echo "make test-long  the same with more kills, slices and seeds"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   every benchmark in its quick form"
 
@@ -28,7 +28,7 @@ lint: $(READY)
 	$(VENV)/bin/mypy src benchmarks $(wildcard examples)
 
 test: lint
-	$(VENV)/bin/pytest tests --ignore=tests/spark
+	$(VENV)/bin/pytest -n auto tests --ignore=tests/spark
 	$(VENV)/bin/pytest tests/spark
 
 test-long: export ANABRANCH_LONG_TESTS := 1
