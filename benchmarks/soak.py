@@ -129,7 +129,7 @@ def _kind(pid: int) -> str | None:
         ("CoarseGrainedExecutorBackend", "executors"),
         ("SparkSubmit", "driver_jvm"),
         ("anabranch.node.server", "nodes"),
-        ("pyspark.daemon", "python_workers"),
+        ("worker_daemon", "python_workers"),
     ):
         if mark in command:
             return kind
