@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_examples import run_in_one_partition
+from tests.unit.test_examples import outputs
 
 import anabranch as ab
 from anabranch.cli.loading import load_topology
@@ -56,7 +56,7 @@ def run_page(wanted: Callable[[Block], bool]) -> tuple[dict[str, Any], int]:
 @pytest.fixture
 def page() -> dict[str, Any]:
     names, ran = run_page(lambda block: not block.mark)
-    assert ran == 4
+    assert ran == 5
     return names
 
 
@@ -70,10 +70,10 @@ def test_every_block_is_run_somewhere() -> None:
 def test_counts_and_windows(page: dict[str, Any]) -> None:
     """The topologies give what the page shows for a cluster."""
     tweets = {"tweets": page["tweets"].rows(0, 6_000)}
-    counts = run_in_one_partition(page["tag_counts"](None, ab.Memory()), tweets, 6)["out"]
+    counts = outputs(page["tag_counts"](None, ab.Memory()), tweets, 6)["out"]
     latest = {row["tag"]: row["n"] for row in counts}
     assert f"{sorted(latest.items(), key=lambda item: -item[1])[:3]}\n" in shown()
-    ranking = run_in_one_partition(page["hot_tags"](None, ab.Memory()), tweets, 6)["hot"]
+    ranking = outputs(page["hot_tags"](None, ab.Memory()), tweets, 6)["hot"]
     second = [row for row in ranking if row["rank"] == 2]
     lines = [f"{row['window_start'].time()} {row['tag']} {row['n']}\n" for row in second]
     assert "".join(lines) in shown()
@@ -92,7 +92,7 @@ def test_the_file_is_a_job(
     monkeypatch.syspath_prepend(tmp_path)
     topology = load_topology("orders:topology")
     orders = page["Orders"](seed=1, rate=10).rows(0, 2_000)
-    sales = run_in_one_partition(topology, {"orders": orders}, 5)["sales"]
+    sales = outputs(topology, {"orders": orders}, 5)["sales"]
     first = next(row for row in sales if row["window_start"].second == 0)
     inside = [
         row["amount"]
