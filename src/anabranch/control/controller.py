@@ -133,6 +133,7 @@ class Controller:
         self._lost: frozenset[PartitionId] = frozenset()  # not recovered yet
         self._recovery: RecoveryPlan | None = None
         self._parts: list[tuple[SliceRecord, ...]] = []  # of the recovery, still to replay
+        self._attempts = 0  # to read a batch
         self._tries = 0  # to recover or to run, since the last slice
         self._waiting_batch: int | None = None
         self._stop_asked = False
@@ -221,8 +222,14 @@ class Controller:
         if plan.feed is Feed.LIVE and logged is not None:
             plan = replace(plan, feed=Feed.LOG, source_tasks=logged)
         elif plan.feed is Feed.LIVE:
-            plan = replace(plan, attempt=plan.attempt + 1)
+            plan = replace(plan, attempt=self._next_attempt())
         self._again = plan
+
+    def _next_attempt(self) -> int:
+        """Of reading a batch, by this driver: no two write to the same log. A source task that
+        nobody waits for any more cannot touch a later slice's, whatever its batch is cut into."""
+        self._attempts += 1
+        return self._attempts - 1
 
     def _reassign(self, lost: frozenset[PartitionId], anyway: bool = False) -> list[Command]:
         """Give every partition that is lost by now to a living node; [] when none is, unless the
@@ -238,7 +245,7 @@ class Controller:
             self.phase = Phase.WAITING
             return [AwaitNodes()]
         if not self._may_try_again():
-            names = ", ".join(map(str, sorted(self._lost)))
+            names = ", ".join(map(str, sorted(self._lost))) or "a node process"
             return self._fail(
                 ClusterError(
                     f"{names} was lost {MAX_TRIES} times in a row before another slice could "
@@ -311,11 +318,16 @@ class Controller:
         return WriteHead(ledger.cut, ledger.previous, records, self.mapping, epochs)
 
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
-        """A torn checkpoint is skipped: the cut before it and a longer replay give the same."""
+        """A torn checkpoint is skipped: the cut before it and a longer replay give the same.
+
+        It may be a shadow's, and so a healthy partition's, whose later deltas would be of no use:
+        these partitions are taken for lost as well, and begin with full checkpoints.
+        """
         if self._checkpoints.cut is not None:
             self._checkpoints.fall_back()
             if self._slices.reaches(self._checkpoints.cut_slice):
-                return self._reassign(frozenset(), anyway=True)
+                shadows = self._recovery.shadows if self._recovery else frozenset()
+                return self._reassign(shadows, anyway=True)
         return self._fail(event.error)
 
     def _on_recovered(self, event: PartitionsRecovered) -> list[Command]:
@@ -429,13 +441,18 @@ class Controller:
                 mapping=0,
                 seal=self._shall_seal(now_ms, seal) and not self._checkpoints.in_flight,
                 generation=logged.generation if logged else self._generation,
-                attempt=logged.attempt if logged else 0,
+                attempt=self._attempt_of(feed, logged),
             )
         )
 
     def _shall_seal(self, now_ms: int, asked: bool) -> bool:
         # Backups that find no room on disk are trimmed by checkpoints: until then the stream waits.
         return asked or self._disk_full or self._checkpoints.is_due(now_ms)
+
+    def _attempt_of(self, feed: Feed, logged: SliceRecord | None) -> int:
+        if feed is Feed.LIVE:
+            return self._next_attempt()
+        return logged.attempt if logged else 0
 
     def _run(self, plan: SlicePlan) -> list[Command]:
         assert self.mapping is not None

@@ -43,6 +43,12 @@ def counting(parallelism: int = 2, deterministic: bool = True) -> Plan:
     return compile_plan(Topology.checked("t", operators, key_groups=4))
 
 
+def filtering() -> Plan:
+    """s → out: nothing that a node would own."""
+    operators = [Operator("s", Kind.SOURCE), Operator("out", Kind.SINK, (("s",),))]
+    return compile_plan(Topology.checked("t", operators, key_groups=4))
+
+
 def diamond() -> Plan:
     """s → a → b → d → out, and s → c → d: two waves of input for d, no chain fused with another."""
 

@@ -15,6 +15,7 @@ from plays import (
     Play,
     counting,
     feed,
+    filtering,
     kinds,
     lose,
     names,
@@ -102,6 +103,36 @@ def test_a_slice_whose_rows_are_not_all_logged_reads_its_batch_into_another_log(
     assert (third.plan.feed, third.plan.attempt, third.plan.mapping) == (Feed.LIVE, 2, 3)
     (written, *_) = play.ran(third)
     assert written.record.attempt == 2  # type: ignore[union-attr]
+
+
+def test_every_reading_of_a_batch_has_a_log_of_its_own() -> None:
+    """A source task of an earlier one that nobody waits for must not find its way into it."""
+    play = Play(nodes=(*NODES, THIRD))
+    play.start()
+    logs = []
+    for batch in range(3):
+        (run,) = play.controller.handle(BatchArrived(batch, 0))
+        if batch == 1:
+            (run,) = play.recovering(lose(play, play.mapping.nodes[-1]))
+        assert isinstance(run, RunSlice)
+        logs.append((run.plan.generation, run.plan.attempt))
+        commands = play.ran(run, chunks=2)
+        assert isinstance(commands[-1], RunSlice)  # the rest of the batch is in the same log
+        assert (commands[-1].plan.generation, commands[-1].plan.attempt) == logs[-1]
+        play.ran(commands[-1])
+    assert logs == [(1, 0), (1, 2), (1, 3)]
+
+
+def test_a_replaced_process_without_partitions_hears_of_the_job_again() -> None:
+    play = Play(plan=filtering())
+    play.start()
+    (run,) = play.controller.handle(BatchArrived(0, 0))
+    play.incarnations[FIRST] = "another"
+    (again,) = play.recovering(play.ran(run))
+    assert play.recovery.restored == frozenset()
+    assert isinstance(again, RunSlice)
+    assert again.plan.mapping == 2
+    assert kinds(play.ran(again)) == ["WriteSlice", "ExposeSlice", "FinishBatch"]
 
 
 @pytest.mark.parametrize("chunks", [2, 1])

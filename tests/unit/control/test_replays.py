@@ -24,7 +24,7 @@ from plays import (
 from anabranch.control import recovery
 from anabranch.control.controller import Past
 from anabranch.errors import StorageError
-from anabranch.model.commands import FailRun, RecoverPartitions, RunSlice
+from anabranch.model.commands import FailRun, RecoverPartitions, RunSlice, WriteHead
 from anabranch.model.events import BatchArrived, NodesJoined, RestoreFailed
 from anabranch.model.ids import PartitionId
 from anabranch.model.mapping import Mapping, Ownership
@@ -90,6 +90,28 @@ def test_backups_that_begin_after_a_restored_partitions_cut_are_not_asked_for() 
     assert not still & plan.senders
     needed = {p for p in still if p.chain in ("b", "c")}
     assert needed <= plan.shadows
+
+
+def test_a_healthy_partition_whose_checkpoint_is_torn_begins_a_new_chain() -> None:
+    """Its shadow could not be restored: deltas on top of the torn file would be of no use."""
+    play = two_cuts(diamond(), backups=[])
+    lost = lose(play, play.mapping.owners[PartitionId("d", 0)].node)[-1]
+    assert isinstance(lost, RecoverPartitions)
+    shadows = lost.plan.shadows
+    assert shadows
+    play.recovering(play.controller.handle(RestoreFailed(StorageError("torn"), 0)))
+    assert play.recovery.restored == lost.plan.restored | shadows
+    # The next cut is made of full files of theirs, and of deltas of nobody else's torn one.
+    (run,) = play.controller.handle(BatchArrived(9, 100))
+    assert isinstance(run, RunSlice)
+    assert run.plan.seal
+    play.checkpoints = {}
+    play.written(6, full=True)
+    (head,) = [c for c in play.ran(run) if isinstance(c, WriteHead)]
+    assert head.cut is not None
+    for partition in shadows:
+        key = f"{partition.chain}/{partition.index}"
+        assert head.cut.files[key] == [f"{partition}@6"]
 
 
 # -- who sends, who is shadowed -------------------------------------------------------------------
