@@ -340,3 +340,16 @@ def test_console_prints_the_first_rows() -> None:
     sink.expose(7, [], [sink.stage("o", ROWS, 7, 1, "w")])
     sink.expose(8, [], [])
     assert lines == ["slice 7: 3 rows", "  k=1", "  k=2", "  … and 1 more"]
+
+
+# -- the documentation -------------------------------------------------------------------------
+
+
+def test_the_documented_sinks_can_be_declared() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "sinks.md").read_text()
+    topology = ab.Topology("documented")
+    names: dict[str, Any] = {"counts": topology.source("counts", None)}
+    for block in text.split("```python\n")[1:]:
+        exec(block.partition("```")[0], names)
+    assert list(topology._sinks) == ["files", "lake", "table", "kafka"]
+    topology.plan()
