@@ -19,6 +19,7 @@ from anabranch.cli.plan_balance import plan_balance
 from anabranch.cli.plan_recovery import plan_recovery
 from anabranch.cli.recovery_times import describe_recovery
 from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
+from anabranch.cli.sim import sim
 from anabranch.cli.state import state
 from anabranch.model.duration import parse_duration
 from anabranch.storage.files import explained
@@ -36,6 +37,7 @@ plan.command("backups")(plan_backups)
 plan.command("recovery")(plan_recovery)
 plan.command("balance")(plan_balance)
 app.add_typer(plan, name="plan")
+app.command()(sim)
 app.command()(state)
 
 TopologyArgument = Annotated[

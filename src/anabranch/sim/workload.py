@@ -1,0 +1,156 @@
+"""What a simulated job is: a random topology, its batches, and what its operators compute.
+
+Operators are sensitive to order and to time: the state of a key is a running hash of what it got
+and when, so one row too many, too few, too late or in another order shows in every later output.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from anabranch.control.controller import ControlConfig
+from anabranch.model.plan import Plan, compile_plan
+from anabranch.model.topology import Kind, Operator, Topology
+
+KEYS = 12
+Row = tuple[int, int]  # key, value
+RawRow = tuple[int, int, int]  # key, a value no other row has, event time in microseconds
+Share = Mapping[str, tuple[RawRow, ...]]  # a source task's rows, by source
+
+_MASK = (1 << 61) - 1
+_CLOSED = 0x5EED
+
+
+def mix(a: int, b: int) -> int:
+    """A hash of two numbers in which their order counts."""
+    x = (a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) & _MASK
+    return x ^ (x >> 31)
+
+
+def moment(watermark_us: int | None, processing_ms: int) -> int:
+    """The time of a slice as operators see it."""
+    return mix(processing_ms, -1 if watermark_us is None else watermark_us)
+
+
+def fold(state: int, edge: int, value: int, when: int) -> int:
+    """What a key becomes by a row that came over an edge; it is also what is sent on."""
+    return mix(mix(state, value + edge), when)
+
+
+def close(state: int, watermark_us: int) -> int:
+    """What a key becomes, and sends on, when the watermark passes it: like a window's end."""
+    return mix(state, _CLOSED + watermark_us)
+
+
+def rekey(edge: int, value: int) -> int | None:
+    """The key under which a value goes over an edge; None: the edge's filter drops it."""
+    x = mix(value, edge) >> 7
+    return None if x % 7 == 0 else x % KEYS
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job and all its input."""
+
+    seed: int
+    plan: Plan
+    config: ControlConfig
+    batches: tuple[Share, ...]
+    max_rows_per_slice: int | None
+    row_weight: int = 1  # a row counts as so many: long replays come in parts
+    rechooses_backups: bool = False  # who backs up changes now and then
+
+    def read(self, batch: int, again: int) -> list[Share]:
+        """A batch as source tasks read it. Read again, its rows may be split differently and come
+        in another order: file splits follow the number of cores."""
+        dice = random.Random(f"{self.seed} {batch} {again}")
+        tasks: list[dict[str, list[RawRow]]]
+        tasks = [{s: [] for s in self.sources} for _ in range(dice.randint(0, 3))]
+        if not tasks and any(self.batches[batch].values()):
+            tasks = [{s: [] for s in self.sources}]
+        for source, rows in self.batches[batch].items():
+            for row in dice.sample(rows, len(rows)):
+                dice.choice(tasks)[source].append(row)
+        return [{s: tuple(rows) for s, rows in task.items()} for task in tasks]
+
+    def chunks(self, share: Share, tasks: int) -> list[Share]:
+        """A source task's share, cut into slices."""
+        longest = max(len(rows) for rows in share.values())
+        limit = longest or 1
+        if self.max_rows_per_slice is not None:
+            limit = max(1, self.max_rows_per_slice // max(1, tasks * len(share)))
+        starts = range(0, max(1, longest), limit)
+        return [{s: rows[i : i + limit] for s, rows in share.items()} for i in starts]
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.plan.source_chains)
+
+
+def random_workload(seed: int, dice: random.Random) -> Workload:
+    plan = random_plan(dice)
+    sources = [c.name for c in plan.source_chains]
+    timed = dice.random() < 0.5
+    chains = [c.name for c in plan.node_chains]
+    chosen = frozenset(c for c in chains if dice.random() < 0.5)
+    config = ControlConfig(
+        checkpoint_interval_ms=dice.choice((20, 100, 300, 10**9)),
+        watermark_delays_us={s: dice.choice((0, 5)) for s in sources} if timed else {},
+        backups=dice.choice((None, frozenset(), chosen, chosen)),
+        synchronous=dice.random() < 0.1,
+        rollback=dice.random() < 0.05,
+    )
+    return Workload(
+        seed=seed,
+        plan=plan,
+        config=config,
+        batches=random_batches(dice, sources),
+        max_rows_per_slice=dice.choice((None, None, 4, 8)),
+        row_weight=dice.choice((1, 1, 500_000)),
+        rechooses_backups=dice.random() < 0.3,
+    )
+
+
+def random_plan(dice: random.Random) -> Plan:
+    """A few operators, each reading from one or two of the newest streams."""
+    operators = [Operator(f"s{i}", Kind.SOURCE) for i in range(dice.choice((1, 1, 2)))]
+    for i in range(dice.randint(1, 7)):
+        near = [o.name for o in operators[-2:]]
+        reads = dice.sample(near, min(len(near), dice.choice((1, 1, 2))))
+        ports = ((*reads,),) if dice.random() < 0.5 else tuple((r,) for r in reads)
+        if dice.random() < 0.15:
+            keeps = dice.random() < 0.5
+            made = Operator(f"f{i}", Kind.STATELESS, ((*reads,),), keeps_columns=keeps)
+        else:
+            made = Operator(
+                f"k{i}",
+                Kind.KEYED,
+                ports,
+                keys=(dice.choice("xyz"),),
+                parallelism=dice.randint(1, 3),
+                # It computes the same again here, but everything must be rolled back for it.
+                deterministic=dice.random() > 0.02,
+            )
+        operators.append(made)
+    read = {p for o in operators for p in o.producers}
+    shown = [o.name for o in operators if o.name not in read or dice.random() < 0.3]
+    operators += [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in shown]
+    return compile_plan(Topology.checked("simulated", operators, key_groups=dice.choice((4, 6))))
+
+
+def random_batches(dice: random.Random, sources: list[str]) -> tuple[Share, ...]:
+    batches = []
+    number = 0
+    for batch in range(dice.randint(3, 9)):
+        shares: dict[str, tuple[RawRow, ...]] = {}
+        for source in sources:
+            rows = []
+            for _ in range(dice.choice((0, 1, 3, 6))):
+                number += 1
+                rows.append((dice.randrange(KEYS), number, batch * 10 + dice.randint(0, 12)))
+            shares[source] = tuple(rows)
+        batches.append(shares)
+    return tuple(batches)

@@ -1,0 +1,59 @@
+"""Virtual time, the dice, and the story of a run: everything random comes from one seed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+STEP_MS = 6  # at most so much passes between two things that happen
+# Faults end within 800 steps, and no run has needed half of the rest to finish (docs/simulator.md).
+MAX_STEPS = 8_000
+
+
+class StuckError(Exception):
+    """The run does not come to an end."""
+
+
+class World:
+    """The clock and what is due on it. Nothing happens but in `advance`, in order of time."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.now_ms = 0
+        self.steps = 0
+        self.counts: Counter[str] = Counter()
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._scheduled = 0
+        self._story: list[tuple[int, str, tuple[Any, ...]]] = []
+
+    def schedule(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._scheduled += 1
+        heapq.heappush(self._due, (self.now_ms + delay_ms, self._scheduled, action))
+
+    def advance(self, ms: int | None = None) -> None:
+        """Let time pass, and with it whatever is due."""
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise StuckError(f"no end after {MAX_STEPS} steps")
+        until = self.now_ms + (self.dice.randint(1, STEP_MS) if ms is None else ms)
+        while self._due and self._due[0][0] <= until:
+            self.now_ms, _, action = heapq.heappop(self._due)
+            action()
+        self.now_ms = until
+
+    def chance(self, share: float) -> bool:
+        return share > 0 and self.dice.random() < share
+
+    def tell(self, what: str, *details: Any) -> None:
+        """One line of the story; formatted only when somebody reads it."""
+        self._story.append((self.now_ms, what, details))
+
+    def story(self, lines: int) -> list[str]:
+        """The newest lines, newest last."""
+        return [
+            f"{ms:>6} ms  {what.format(*details)}" for ms, what, details in self._story[-lines:]
+        ]
