@@ -339,12 +339,12 @@ class Controller:
             return self._on_replaced(replaced, None)
         when = f"replay of slices {plan.first} to {plan.next_slice - 1}"
         error = _first_failure(event.reports, when, plan.next_slice - 1)
+        if error is None and (_lacking(event.reports) or self._silent(event.reports)):
+            return self._reassign(frozenset(), anyway=True)
         if error is None and plan.reads_log:
             error = self._slices.refuse_incomplete(plan.slices, event.reports)
         if error is not None:
             return self._fail(error)
-        if _lacking(event.reports):
-            return self._reassign(frozenset(), anyway=True)
         self._advance(event.reports, plan.next_slice, plan.restored)
         if self._parts:
             part = self._parts.pop(0)
@@ -357,6 +357,14 @@ class Controller:
         self._recovery, self._lost, self._lost_ms = None, frozenset(), None
         self.phase = Phase.RUNNING
         return self._on_reports(event.reports) + self._go_on(event.now_ms)
+
+    def _silent(self, reports: Sequence[NodeReport]) -> frozenset[PartitionId]:
+        """Partitions that were to be restored and are not spoken of. A process may be replaced
+        between two waves of the first recovery it takes part in: nobody knows the one before."""
+        assert self._recovery is not None
+        epochs = {p: x.epoch for r in reports for p, x in r.partitions.items()}
+        owners = self._recovery.mapping.owners
+        return frozenset(p for p in self._lost if epochs.get(p) != owners[p].epoch)
 
     def _replaced(self, reports: Sequence[NodeReport]) -> list[NodeId]:
         """Nodes whose process is another one than before: it has lost its partitions."""

@@ -23,7 +23,7 @@ from plays import (
 )
 
 from anabranch.control.controller import MAX_TRIES, Phase
-from anabranch.errors import ClusterError, InvariantError
+from anabranch.errors import ClusterError
 from anabranch.model.commands import (
     AwaitNodes,
     FailRun,
@@ -440,14 +440,17 @@ def test_a_recovery_that_lacks_input_is_tried_again() -> None:
     assert play.controller.phase is Phase.RUNNING
 
 
-def test_an_owner_that_was_replaced_says_nothing_about_the_frontier() -> None:
-    """Its report comes with the old epoch; the new owner must speak for itself."""
+@pytest.mark.parametrize("heard", [(), (1,)], ids=["nothing", "the old owner"])
+def test_a_recovery_that_leaves_a_partition_unspoken_of_is_tried_again(
+    heard: tuple[int, ...],
+) -> None:
+    """The new owner must speak for itself, also before its log is found to be short of rows."""
     play = Play()
     play.start()
     feed(play, 0)
     lose(play, SECOND)
     (only,) = play.reports(2)
-    stale = {p: replace(r, epoch=1) for p, r in only.partitions.items()}
-    report = replace(only, partitions=stale, replayed={(1, 0): {"s": 3}})
-    with pytest.raises(InvariantError, match=r"no report came from count\[1\]"):
-        play.controller.handle(PartitionsRecovered((report,), 0))
+    said = {p: replace(only.partitions[p], epoch=e) for p in COUNT for e in heard}
+    event = PartitionsRecovered((replace(only, partitions=said, replayed={}),), 0)
+    assert play.recovering(play.controller.handle(event)) == []
+    assert owners(play.mapping) == {"count[0]": ("1", 1), "count[1]": ("1", 3)}
