@@ -25,7 +25,6 @@ from killed_driver import session
 
 import anabranch as ab
 from anabranch.spark.embedded import EmbeddedCluster
-from anabranch.storage.sinks import Home
 from postgres_server import Server, find_binaries
 
 FILES = 5
@@ -82,10 +81,7 @@ def topology(root: Path, address: str) -> ab.Topology:
 def main() -> None:
     root, master, address = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     spark = session(master, 1)
-    job = topology(root, address)
-    for name, sink in job._sinks.items():
-        sink.bind(Home(job.name, name, root / "ck", spark))
-    job.run(spark, checkpoint=root / "ck", available_now=True)
+    topology(root, address).run(spark, checkpoint=root / "ck", available_now=True)
 
 
 def life(root: Path, cluster: EmbeddedCluster, address: str) -> int:

@@ -49,7 +49,7 @@ from anabranch.model.slices import Feed, SlicePlan
 from anabranch.storage import source_log
 from anabranch.storage.files import write_atomic
 from anabranch.storage.journal import Head, Journal
-from anabranch.storage.sinks import Sink
+from anabranch.storage.sinks import Sink, refuse_lost_slice
 from anabranch.storage.upgrade import continue_from
 
 log = logging.getLogger("anabranch")
@@ -155,12 +155,15 @@ class Actions:
     def complete_sinks(self, past: Past) -> None:
         """A crash between journal and sink leaves the newest slice unexposed."""
         if past.slices:
+            refuse_lost_slice(past.slices[-1], self._sinks, self._root)
             self._expose(ExposeSlice(past.slices[-1], ()))
         for sink in self._sinks.values():
             sink.begin(past.slices[-1].number if past.slices else 0)
 
     def close(self) -> None:
         self._journal.close()
+        for sink in self._sinks.values():
+            sink.close()
 
     def execute(self, command: Command, waves: Waves) -> Event | None:
         """Do it; the event it leads to, if any."""

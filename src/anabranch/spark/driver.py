@@ -33,6 +33,7 @@ from anabranch.spark.shipping import pickle_job
 from anabranch.spark.sources import arrow_schema, open_sources, unite
 from anabranch.spark.waves import WaveRunner, first_line
 from anabranch.storage.journal import DirectoryLock
+from anabranch.storage.sinks import Home
 
 log = logging.getLogger("anabranch")
 
@@ -75,6 +76,8 @@ class JobDriver:
 
     def prepare(self, schemas: Mapping[str, pa.Schema], united: pa.Schema) -> None:
         """Compile the job for the schemas of its sources and of their union."""
+        for name, sink in self._parts.sinks.items():  # before nodes get their copies
+            sink.bind(Home(self._parts.plan.topology.name, name, self._root, self._spark))
         self._prepared = prepare(self._parts, self._config, schemas, united)
         self._spec = pickle_job(self._prepared.spec)
 

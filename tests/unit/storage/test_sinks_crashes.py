@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pytest
 
 import anabranch as ab
+from anabranch.errors import ConfigError, OperatorError
 from anabranch.storage.sinks import Home, Sink
 from flow_topology import build
 from oracle import Dataflow, Row, Step
@@ -257,8 +259,6 @@ class Job:
 
     def work(self) -> None:
         topology = build(Dataflow(STEPS), lambda name: self.kinds[int(name[-1])].sink(name))
-        for name, sink in topology._sinks.items():
-            sink.bind(Home(topology.name, name, (self.root / "ck").absolute()))
         run = None
         try:
             run = LocalRun(topology, self.root / "ck")
@@ -269,8 +269,6 @@ class Job:
         finally:
             if run is not None:
                 run.kill()
-            for sink in topology._sinks.values():
-                sink.close()
 
     def check(self, because: object) -> None:
         oracle, wanted = Dataflow(STEPS), {s.name: [] for s in STEPS if s.what == "sink"}
@@ -302,3 +300,46 @@ def test_all_sinks_killed_below_the_driver(tmp_path: Path, monkeypatch: pytest.M
             job.work()
             job.check((step, last))
     assert hit.keys() >= {"write", "rename", "sql", "commit", "unlink", "replace"}, hit
+
+
+def function_job(function: Any) -> ab.Topology:
+    topology = ab.Topology("t")
+    sink = ab.Memory() if function is None else ab.ForEachSlice(function, arrow=True)
+    topology.source("s", None).to("out", sink)
+    return topology
+
+
+def test_a_sink_that_lacks_the_newest_slice_cannot_be_replaced_by_memory(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def refuse(rows: pa.Table, slice_no: int) -> None:
+        raise ValueError("not now")
+
+    run = LocalRun(function_job(refuse), tmp_path)
+    with pytest.raises(OperatorError, match="'out' raised on slice 1: ValueError: not now"):
+        run.feed(BATCHES[0])
+    run.kill()
+    with pytest.raises(ConfigError, match="slice 1 has rows for the sink 'out' that were not"):
+        LocalRun(function_job(None), tmp_path)
+    accept = lambda rows, slice_no: seen.extend(rows.column("v").to_pylist())  # noqa: E731
+    LocalRun(function_job(accept), tmp_path).stop()
+    assert Counter(seen) == Counter(v for task in BATCHES[0] for _, v in task["s"])
+    run = LocalRun(function_job(None), tmp_path)
+    run.feed(BATCHES[1])
+    run.stop()
+
+
+def test_readers_may_delete_the_newest_slice_of_a_parquet_sink(tmp_path: Path) -> None:
+    def job() -> ab.Topology:
+        topology = ab.Topology("t")
+        topology.source("s", None).to("out", ab.Parquet(str(tmp_path / "out")))
+        return topology
+
+    run = LocalRun(job(), tmp_path / "ck")
+    run.feed(BATCHES[0])
+    run.kill()
+    shutil.rmtree(tmp_path / "out" / "slice=1")
+    run = LocalRun(job(), tmp_path / "ck")
+    run.feed(BATCHES[1])
+    run.kill()
+    assert [p.name for p in (tmp_path / "out").glob("slice=*")] == ["slice=2"]
