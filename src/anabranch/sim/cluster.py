@@ -26,7 +26,6 @@ from anabranch.sim.sources import SourceJob, log_share, replay_task, source_task
 from anabranch.sim.workload import Share, Workload
 from anabranch.sim.world import World
 
-MAX_LATE_MS = 400
 POLL_PAUSE_MS = 10
 
 
@@ -327,7 +326,7 @@ class Cluster:
             except InvariantError:
                 self.world.tell("… refused: a newer driver owns {}", call.node)
 
-        self.world.schedule(self.world.dice.randint(1, MAX_LATE_MS), arrive)
+        self.world.schedule(self.world.dice.randint(1, self.chances.late_ms), arrive)
 
 
 def _source_call(source: SourceJob, task: int) -> Call:

@@ -33,6 +33,7 @@ class Chances:
     repeated: float = 0.0  # a call is made, or a blob delivered, twice
     late: float = 0.0  # a copy of a call arrives later, when nobody waits for it
     late_when_cut_short: float = 0.0  # the same for a call whose job was cancelled before it
+    late_ms: int = 400  # at most
     rejoined: float = 1.0  # a machine joins some time after another one was lost
     lost_packets: float = 0.0
     full_disk: float = 0.0  # backups of a node find no room on its disk
@@ -52,6 +53,7 @@ class Chances:
             repeated=dice.choice((0.0, 0.1, 0.3)),
             late=dice.choice((0.0, 0.05, 0.2)),
             late_when_cut_short=dice.choice((0.2, 0.8)),
+            late_ms=dice.choice((60, 400)),
             rejoined=dice.choice((0.3, 0.9, 1.0)),
             lost_packets=dice.choice((0.0, 0.0, 0.02)),
             full_disk=dice.choice((0.0, 0.0, 0.05)),

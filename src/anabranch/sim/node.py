@@ -245,14 +245,13 @@ class SimNode:
         self._refuse_older(call.run)
         plan = call.plan
         key = (plan.mapping.version, plan.part)
-        if call.depth == 1 and self._is_new(call):
+        if call.depth == 1 and (call.driver != self._driver or key > self._recovery):
             try:
                 self._begin(call)
             except StorageError as e:
                 self._notes = Notes(plan.next_slice - 1)
                 failure = Failure(str(call.node), "", e.message, repr(e), kind="restore")
                 self._notes.failures.append(failure)
-                self.mapping = None  # a late wave of the old one must not take the note's place
         current = (self._driver, self._recovery) == (call.driver, key)
         if not current or not self._recovering:
             return self._nothing(call.nodes), self._report() if call.last else None
@@ -272,13 +271,6 @@ class SimNode:
             if shadow.chain.depth == call.depth:
                 sent += self._rebuild(shadow, plan)
         return self._send(sent, call.nodes), self._report() if call.last else None
-
-    def _is_new(self, call: Recover) -> bool:
-        """The next part of the recovery in hand, or a newer recovery from its beginning."""
-        version, part = call.plan.mapping.version, call.plan.part
-        if part > 0:
-            return (self._driver, self._recovery) == (call.driver, (version, part - 1))
-        return call.driver != self._driver or version > self._recovery[0]
 
     def _begin(self, call: Recover) -> None:
         """Take over what the mapping gives to this node; on an error nothing has changed."""

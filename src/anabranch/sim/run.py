@@ -35,14 +35,16 @@ def simulate(
     seed: int,
     job: Workload | None = None,
     faults: Callable[[World], Faults] = RandomFaults,
+    machines: int | None = None,
+    lines: int = STORY_LINES,
 ) -> Outcome:
-    """Run a job, drawn from the seed where none is given, to its end or to a violation."""
+    """Run a job to its end or to a violation; what is not given is drawn from the seed."""
     world = World(seed)
     job = job or random_workload(seed, world.dice)
     disk = Disk()
     cluster = Cluster(world, job, disk, faults(world))
     checkers = Checkers(cluster)
-    for _ in range(world.dice.randint(1, 5)):
+    for _ in range(machines or world.dice.randint(1, 5)):
         cluster.join()
     violation = None
     try:
@@ -57,7 +59,7 @@ def simulate(
     return Outcome(
         seed,
         violation,
-        tuple(world.story(STORY_LINES)),
+        tuple(world.story(lines)),
         disk.newest_slice,
         world.steps,
         world.counts,

@@ -1,0 +1,94 @@
+"""Jobs and faults of a certain kind, for bugs that few random runs would meet."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+
+from anabranch.control.controller import ControlConfig
+from anabranch.model.plan import compile_plan
+from anabranch.model.topology import Kind, Operator, Topology
+from anabranch.sim import Outcome, simulate
+from anabranch.sim.faults import Chances, RandomFaults
+from anabranch.sim.workload import Workload, random_batches
+
+NEVER = 10**9
+CRASHES = Chances(struck=0.03, late=0.1, late_when_cut_short=0.5)
+
+
+def line(
+    *chains: str,
+    backups: Collection[str] | None = None,
+    interval_ms: int = 40,
+    seed: int = 0,
+    sources_shown: bool = False,
+) -> Workload:
+    """s → the chains one after the other → out, two partitions each, ten batches."""
+    operators = [Operator("s", Kind.SOURCE)]
+    for chain in chains:
+        reads = ((operators[-1].name,),)
+        operators.append(Operator(chain, Kind.KEYED, reads, keys=(chain,), parallelism=2))
+    shown = {operators[-1].name, *(["s"] if sources_shown else [])}
+    operators += [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in sorted(shown)]
+    plan = compile_plan(Topology.checked("line", operators, key_groups=4))
+    chosen = None if backups is None else frozenset(backups)
+    dice = random.Random(seed)
+    batches = random_batches(dice, ["s"]) + random_batches(dice, ["s"])
+    numbered = tuple(
+        {"s": tuple((k, 100 * b + i, t) for i, (k, _, t) in enumerate(batch["s"]))}
+        for b, batch in enumerate(batches)
+    )
+    return Workload(seed, plan, ControlConfig(interval_ms, {}, chosen), numbered, None)
+
+
+def run(seed: int, job: Workload | None = None, chances: Chances | None = None) -> Outcome:
+    if chances is None:
+        return simulate(seed, job)
+    return simulate(seed, job, partial(RandomFaults, chances=chances))
+
+
+def digest(seeds: range) -> str:
+    """Everything that happened in these runs."""
+    told = [(simulate(s, lines=10_000).story, simulate(s).counts) for s in seeds]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+# Plant → the kind of run it shows in; all others show in random ones.
+DIRECTED: dict[str, tuple[Workload, Chances]] = {
+    "backups_counted_from_before_they_began": (
+        replace(line("a", "b", "c", interval_ms=NEVER), rechooses_backups=True),
+        CRASHES,
+    ),
+    "batch_read_again_into_a_log_that_was_begun": (line("a"), replace(CRASHES, struck=0.08)),
+    "silent_partition_not_tried_again": (
+        line("a", "b", "c", interval_ms=NEVER),
+        replace(CRASHES, strikes={"replace": 1.0}, struck=0.1, late=0.5, late_ms=30),
+    ),
+    "old_driver_accepted": (
+        line("a", "b"),
+        replace(CRASHES, strikes={"driver": 1.0}, struck=0.03, late=0.5, late_when_cut_short=1.0),
+    ),
+    "partitions_of_an_earlier_driver_kept": (
+        line("a", "b"),
+        replace(CRASHES, strikes={"driver": 1.0}),
+    ),
+    "attempts_counted_per_slice": (
+        replace(line("a", interval_ms=10), max_rows_per_slice=4),
+        replace(CRASHES, late=0.3, struck=0.0),
+    ),
+    "torn_delta_of_a_shadow_stays_in_the_chain": (
+        line("a", "b", "c", backups=[]),
+        replace(CRASHES, torn=0.5, struck=0.02),
+    ),
+    "replaced_process_without_partitions_ignored": (
+        line(sources_shown=True),
+        replace(CRASHES, strikes={"replace": 1.0}),
+    ),
+    "staged_rows_of_two_attempts_in_one_place": (
+        line("a", sources_shown=True),
+        replace(CRASHES, struck=0.08, late_when_cut_short=1.0, late_ms=40),
+    ),
+}

@@ -1,0 +1,123 @@
+"""Stories told by hand: each must end well, and end badly when the rule it is for is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from jobs import line
+from plants import PLANTS
+
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.sim import Outcome, simulate
+from anabranch.sim.cluster import Cluster
+from anabranch.sim.disk import Snapshot
+from anabranch.sim.faults import Faults
+from anabranch.sim.world import World
+
+B, C = PartitionId("b", 0), PartitionId("c", 0)
+
+
+class Told(Faults):
+    """Does its acts one after the other, each when it says that its time has come."""
+
+    def __init__(self, world: World, *acts: Act) -> None:
+        super().__init__(world)
+        self._acts = list(acts)
+        self.torn: set[str] = set()  # chains whose next file of the newest cut cannot be read
+        self.torn_file: Snapshot | None = None  # … and which it was
+
+    def strike(self, kind: str, cluster: Cluster) -> None:
+        if self._acts and self._acts[0](self, kind, cluster):
+            self._acts.pop(0)
+
+    def reads(self, path: str, cluster: Cluster) -> None:
+        head = cluster.disk.head
+        newest = head.cut.slice if head and head.cut else None
+        if path.split("/")[0] in self.torn and cluster.disk.files[path].slice == newest:
+            cluster.disk.torn.add(path)
+            self.torn.clear()
+            self.torn_file = cluster.disk.files[path]
+
+
+Act = Callable[[Told, str, Cluster], bool]
+
+
+def host(cluster: Cluster, partition: PartitionId) -> NodeId:
+    assert cluster.disk.head is not None
+    return cluster.disk.head.mapping.owners[partition].node
+
+
+def is_whole(cluster: Cluster) -> bool:
+    """Two cuts, and every node of the mapping runs."""
+    head = cluster.disk.head
+    if head is None or head.previous is None:
+        return False
+    return not any(cluster.machines[n].dead for n in head.mapping.nodes)
+
+
+def crash(
+    partition: PartitionId, when: str, torn: str = ""
+) -> Callable[[Told, str, Cluster], bool]:
+    """The host of the partition, at the first such step at which all is whole."""
+
+    def act(faults: Told, kind: str, cluster: Cluster) -> bool:
+        if kind != when or not is_whole(cluster):
+            return False
+        faults.torn = {torn} if torn else set()
+        cluster.crash(host(cluster, partition), noticed_after_ms=1)
+        return True
+
+    return act
+
+
+def tell(job_seed: int, backups: list[str] | None, *acts: Act) -> Outcome:
+    job = line("a", "b", "c", backups=backups, interval_ms=60, seed=job_seed)
+    return simulate(job_seed, job, lambda world: Told(world, *acts), machines=6, lines=1000)
+
+
+def recoveries(outcome: Outcome) -> list[str]:
+    return [line for line in outcome.story if "recovery" in line and "from cut" in line]
+
+
+def two_failures_one_after_the_other() -> Outcome:
+    """Paper 000's gap. b is restored from the newest cut, so it has no output before it. Then c is
+    lost as well, its newest checkpoint is torn, and it goes back to the older cut: it needs b's
+    output of the slices in between, which only a shadow of b can give once more."""
+    return tell(3, None, crash(B, "source"), crash(C, "source", torn="c"))
+
+
+def test_two_failures_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = two_failures_one_after_the_other()
+    assert good.violation is None, good.story
+    *_, first, torn, again = recoveries(good)
+    assert "b[0]" in first.split("slices")[0]
+    assert "c[0]" in torn.split("slices")[0]
+    assert "b[0]" in torn.split("senders")[1]  # enough for the newest cut
+    assert "b[0]" in again.split("shadows")[1].split("senders")[0]  # but not for the older one
+    PLANTS["backups_asked_for_that_begin_too_late"](monkeypatch)
+    assert two_failures_one_after_the_other().violation is not None
+
+
+def a_torn_file_of_a_shadow() -> Outcome:
+    """Nobody backs up. c is lost, a shadow of b meets a torn file; after two more cuts, the
+    partition whose shadow it was is lost."""
+
+    def crash_after_two_more_cuts(faults: Told, kind: str, cluster: Cluster) -> bool:
+        torn = faults.torn_file
+        if kind != "source" or torn is None or cluster.disk.older_cut <= torn.slice:
+            return False
+        cluster.crash(host(cluster, torn.partition), noticed_after_ms=1)
+        return True
+
+    return tell(5, [], crash(C, "source", torn="b"), crash_after_two_more_cuts)
+
+
+def test_a_torn_file_of_a_shadow_is_not_built_upon(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = a_torn_file_of_a_shadow()
+    assert good.violation is None, good.story
+    assert sum("crashes" in line for line in good.story) == 2
+    PLANTS["torn_delta_of_a_shadow_stays_in_the_chain"](monkeypatch)
+    bad = a_torn_file_of_a_shadow().violation
+    assert bad is not None
+    assert "cannot be read" in bad

@@ -1,0 +1,139 @@
+"""Random runs hold; a seed decides everything; what is to be met is met."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from jobs import digest, line
+from typer.testing import CliRunner
+
+from anabranch.cli import app
+from anabranch.cli import sim as command
+from anabranch.control.controller import Controller
+from anabranch.sim import Outcome, simulate
+from anabranch.sim.faults import Faults
+from anabranch.sim.oracle import Oracle
+from anabranch.sim.workload import random_workload
+
+LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
+SEEDS = range(5_000 if LONG else 150)
+# Where a fault or the end of a driver may strike; each must have been met.
+STEPS = ("source", "wave", "end", "replay", "recovery", "poll", "command", "commit", "idle")
+MET = (
+    "crashes",
+    "hangs",
+    "replaced",
+    "joins",
+    "packets lost",
+    "late calls",
+    "torn files",
+    "restores failed",
+    "shadows",
+    "senders",
+    "parts",
+    "backups chosen anew",
+    "driver crashes",
+    *(f"faults at {step}" for step in STEPS),
+)
+
+
+def test_random_runs_hold_and_meet_everything() -> None:
+    counts: Counter[str] = Counter()
+    for seed in SEEDS:
+        outcome = simulate(seed)
+        told = "\n".join((f"seed {seed}: {outcome.violation}", *outcome.story))
+        assert outcome.violation is None, told
+        counts += outcome.counts
+    assert not [what for what in MET if not counts[what]], counts
+
+
+def test_a_seed_decides_everything_in_every_process() -> None:
+    """Also the order of sets and dicts, which differs between processes, must not matter."""
+    salt = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    path = os.pathsep.join(p for p in sys.path if p)
+    ran = subprocess.run(
+        [sys.executable, "-c", "from jobs import digest; print(digest(range(8)))"],
+        env=os.environ | {"PYTHONHASHSEED": salt, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == digest(range(8))
+
+
+def test_without_faults_nothing_is_recovered_but_the_start() -> None:
+    outcome = simulate(1, line("a", "b"), Faults)
+    assert outcome.violation is None
+    assert outcome.counts["recoveries"] == 1
+
+
+def test_a_run_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Controller, "_stop_step", lambda self, now_ms=None: [])
+    outcome = simulate(1, line("a"), Faults)
+    assert outcome.violation == "no end after 8000 steps"
+
+
+def test_whatever_ends_a_run_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Controller, "_on_slice", lambda self, event: [][0])
+    outcome = simulate(1, line("a"), Faults)
+    assert outcome.violation is not None
+    assert "IndexError" in outcome.violation
+
+
+def test_the_order_of_rows_counts() -> None:
+    """The oracle, and so the checks, tell two orders of the same rows apart."""
+    job = line("a")
+    rows = tuple((1, value, 0) for value in range(30))  # more than there are keys behind the edge
+    shown = []
+    for order in (rows, rows[::-1]):
+        oracle = Oracle(job)
+        oracle.run([{"s": order}], 0, None, 5)
+        shown.append(oracle.state())
+    assert shown[0] != shown[1]
+
+
+def test_a_batch_read_again_has_the_same_rows_in_other_tasks() -> None:
+    job = random_workload(3, random.Random(3))
+    for batch, raw in enumerate(job.batches):
+        readings = [job.read(batch, again) for again in range(6)]
+        for tasks in readings:
+            for source, rows in raw.items():
+                assert sorted(r for t in tasks for r in t[source]) == sorted(rows)
+        if sum(map(len, raw.values())) > 3:
+            assert len({repr(tasks) for tasks in readings}) > 1
+
+
+def test_the_command_tells_one_seed_and_runs_many() -> None:
+    one = CliRunner().invoke(app, ["sim", "--seed", "3"])
+    assert one.exit_code == 0
+    assert one.output.splitlines()[-1].startswith("seed 3 holds:")
+    assert "the run ends" in one.output
+    many = CliRunner().invoke(app, ["sim", "--seeds", "3..5"])
+    assert many.exit_code == 0
+    assert "3 seeds, 0 failed" in many.output
+
+
+def test_the_command_fails_with_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(seed: int) -> Outcome:
+        return Outcome(seed, "rows [7] are in no slice" if seed == 4 else None, ("it ends",), 1, 1)
+
+    monkeypatch.setattr(command, "simulate", failing)
+    many = CliRunner().invoke(app, ["sim", "--seeds", "3..5"])
+    assert many.exit_code == 1
+    assert "seed 4 fails: rows [7] are in no slice" in many.output
+    assert "3 seeds, 1 failed" in many.output
+    assert "it ends" in many.output
+    assert CliRunner().invoke(app, ["sim", "--seed", "4"]).exit_code == 1
+    assert CliRunner().invoke(app, ["sim", "--seed", "5"]).exit_code == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--seed", "1", "--seeds", "1..2"], ["--seeds", "5..1"]])
+def test_the_command_says_what_to_give(options: list[str]) -> None:
+    ran = CliRunner().invoke(app, ["sim", *options])
+    assert ran.exit_code == 1
+    assert "give" in ran.output
