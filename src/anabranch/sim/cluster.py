@@ -20,7 +20,8 @@ from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed
 from anabranch.sim.disk import Disk
 from anabranch.sim.faults import DriverCrashedError, Faults
-from anabranch.sim.node import Answer, Blob, Recover, SimNode, Wave
+from anabranch.sim.node import SimNode
+from anabranch.sim.packets import Answer, Blob, Recover, Wave
 from anabranch.sim.partition import SimPartition
 from anabranch.sim.sources import SourceJob, log_share, replay_task, source_task
 from anabranch.sim.workload import Share, Workload

@@ -15,7 +15,7 @@ from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import SourceReport, Staged
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.sim.disk import Disk, Logged, LogName
-from anabranch.sim.node import Blob, Bundle, cut, needed
+from anabranch.sim.packets import Blob, Bundle, cut, needed
 from anabranch.sim.workload import Row, Share, Workload
 
 NOTHING = Logged({}, 0)

@@ -19,7 +19,8 @@ from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import CheckpointWritten
 from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord
 from anabranch.sim.disk import Disk
-from anabranch.sim.node import Bundle, Recover, SimNode
+from anabranch.sim.node import SimNode
+from anabranch.sim.packets import Bundle, Recover
 from anabranch.sim.partition import Output, SimPartition
 
 Plant = Callable[[pytest.MonkeyPatch], None]
