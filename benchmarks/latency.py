@@ -51,7 +51,7 @@ class Sizes:
 
 
 FULL = Sizes(rounds=5, slices={"g3": 100, "traffic": 100}, warmup=40)
-QUICK = Sizes(rounds=2, slices={"g3": 32, "traffic": 20}, warmup=10)
+QUICK = Sizes(rounds=1, slices={"g3": 44, "traffic": 26}, warmup=12)
 Samples = dict[tuple[str, str], list[Run]]  # (query, side) → one run per round
 
 
@@ -113,7 +113,7 @@ def rows(samples: Samples) -> tuple[list[list[object]], dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 rounds of fewer slices")
+    parser.add_argument("--quick", action="store_true", help="one round of fewer slices")
     quick = parser.parse_args().quick
     sizes = QUICK if quick else FULL
     table, figures = rows(measure(sizes))
