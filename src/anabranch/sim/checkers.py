@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NoReturn
 
 from anabranch.model.commands import Command, RunSlice, TrimStorage, WriteHead
 from anabranch.model.ids import PartitionId
 from anabranch.model.mapping import Mapping
+from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, Feed, SliceRecord
 from anabranch.sim.cluster import Cluster
 from anabranch.sim.node import SimNode
@@ -69,9 +71,7 @@ class Checkers:
         if sum(record.rows.values()) != len(rows) * self._job.row_weight:
             violated(f"slice {number} is journalled with {record.rows}, its log has {len(rows)}")
         self._records[number] = record
-        self._expected[number] = self._oracle.run(
-            shares, record.attempt, record.watermark_us, record.processing_ms
-        )
+        self._expected[number] = self._oracle.run(shares, record.watermark_us, record.processing_ms)
         self._states[number] = self._oracle.state()
 
     def exposed(self, record: SliceRecord) -> None:
@@ -224,25 +224,24 @@ class Checkers:
             )
         self._owners[key] = process
 
-    def slice_ran(self, command: RunSlice, mapping: Mapping) -> None:
+    def slice_ran(self, command: RunSlice, mapping: Mapping, reports: Sequence[NodeReport]) -> None:
         """The buffers of the nodes after a slice: enough, and not too much."""
-        plan, backups = command.plan, command.backups
+        number, backups = command.plan.number, command.backups
         for pid, owner in mapping.owners.items():
             if backups is None or pid in backups:
-                self._backed_from.setdefault((pid, owner.epoch), plan.number)
+                self._backed_from.setdefault((pid, owner.epoch), number)
             else:
                 self._backed_from.pop((pid, owner.epoch), None)
-        for node in mapping.nodes:
-            machine = self._cluster.machines[node]
-            process = machine.process
-            if machine.dead or process.mapping is None or process.mapping.version != plan.mapping:
+        for report in reports:
+            if report.partitions.keys() != mapping.hosted_by(report.node).keys():
+                continue  # it could not apply the slice, or is another process than before
+            machine = self._cluster.machines.get(report.node)
+            if machine is None or machine.process.incarnation != report.incarnation:
                 continue
-            if any(p.next_slice < plan.number for p in process.partitions.values()):
-                continue  # replaced, and met by a late call: the driver is about to hear of it
-            if any(slice_no < plan.number for slice_no, _ in process.inbox):
-                violated(f"{node} keeps packets of slices before {plan.number}")
-            for partition in process.partitions.values():
-                self._check_backups(partition, plan.number)
+            if any(slice_no < number for slice_no, _ in machine.process.inbox):
+                violated(f"{report.node} keeps packets of slices before {number}")
+            for partition in machine.process.partitions.values():
+                self._check_backups(partition, number)
 
     def _check_backups(self, partition: SimPartition, running: int) -> None:
         kept = sorted(partition.outputs)

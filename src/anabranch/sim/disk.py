@@ -51,6 +51,7 @@ class Disk:
     exposed: dict[int, dict[tuple[str, str], tuple[Row, ...]]] = field(default_factory=dict)
     committed_batch: int = -1  # Spark's offsets
     on_read: Callable[[str], None] = lambda path: None
+    _stagings: int = 0
 
     # -- the journal ---------------------------------------------------------------------------
 
@@ -108,9 +109,15 @@ class Disk:
     # -- sinks ---------------------------------------------------------------------------------
 
     def stage(self, name: StagedName, rows: tuple[Row, ...]) -> str:
-        path = "{}/{}-{}/{}".format(*name)
+        """Under a name of its own: a task that outlived its attempt must not touch another's."""
+        self._stagings += 1
+        path = self.staged_path(name, self._stagings)
         self.staged[path] = rows
         return path
+
+    @staticmethod
+    def staged_path(name: StagedName, staging: int) -> str:
+        return "{}/{}-{}/{}.{}".format(*name, staging)
 
     def expose(self, record: SliceRecord) -> None:
         """Show what the journal names; a slice that is shown stays as it is."""
@@ -121,7 +128,8 @@ class Disk:
             for path in paths:
                 if path not in self.staged:
                     raise StorageError(f"{path} is not there to be exposed", path=path)
-                rows[(sink, path.rpartition("/")[2])] = self.staged.pop(path)
+                writer = path.rpartition("/")[2].rpartition(".")[0]
+                rows[(sink, writer)] = self.staged.pop(path)
         self.exposed[record.number] = rows
 
     def discard_staged(self) -> None:

@@ -219,7 +219,7 @@ class SimDriver:
         )  # fmt: skip
         confirmed = self.disk.newest_slice
         tasks, reports = self.cluster.run_slice(command, self.run, confirmed, mapping, live)
-        self.checkers.slice_ran(command, mapping)
+        self.checkers.slice_ran(command, mapping, reports)
         return SliceRan(plan.number, tasks, tuple(reports), self.world.now_ms)
 
     def _recover(self, plan: RecoveryPlan) -> Event:

@@ -22,7 +22,6 @@ class Oracle:
     def run(
         self,
         shares: Sequence[Share],
-        attempt: int,
         watermark_us: int | None,
         processing_ms: int,
     ) -> Shown:
@@ -35,7 +34,7 @@ class Oracle:
             produced[chain.name] = rows
             for sink in chain.sinks:
                 for task, key, value in rows:
-                    shown.setdefault((sink, f"source-{task}-{attempt}"), []).append((key, value))
+                    shown.setdefault((sink, f"source-{task}"), []).append((key, value))
         when = moment(watermark_us, processing_ms)
         for chain in plan.node_chains:
             hashes, still_open = self._hashes[chain.name], self._open[chain.name]

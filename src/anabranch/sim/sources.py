@@ -41,8 +41,7 @@ def source_task(source: SourceJob, task: int) -> list[Blob]:
     logged = source.disk.logs.get(_name(plan, task, 0), NOTHING)
     staged = []
     for sink, rows in _sink_rows(job, logged.share).items():
-        # The attempt, too: a task that outlives its attempt must not stage over another's rows.
-        name = (sink, plan.number, source.run, f"source-{task}-{plan.attempt}")
+        name = (sink, plan.number, source.run, f"source-{task}")
         staged.append(Staged(sink, name[3], len(rows), source.disk.stage(name, rows)))
     report = SourceReport(
         partition=task,

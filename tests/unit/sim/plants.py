@@ -400,15 +400,5 @@ def silent_partition_not_tried_again(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def staged_rows_of_two_attempts_in_one_place(patch: pytest.MonkeyPatch) -> None:
-    real = Disk.stage
-
-    def stage(self: Disk, name: Any, rows: Any) -> str:
-        path = real(self, name, rows)
-        if name[3].startswith("source-"):
-            task = name[3].rpartition("-")[0]
-            for other in [p for p in self.staged if p.startswith(path.rpartition("/")[0])]:
-                if f"/{task}-" in other:
-                    self.staged[other] = rows
-        return path
-
-    patch.setattr(Disk, "stage", stage)
+    real = Disk.staged_path
+    patch.setattr(Disk, "staged_path", staticmethod(lambda name, staging: real(name, 0)))

@@ -92,7 +92,7 @@ def test_the_order_of_rows_counts() -> None:
     shown = []
     for order in (rows, rows[::-1]):
         oracle = Oracle(job)
-        oracle.run([{"s": order}], 0, None, 5)
+        oracle.run([{"s": order}], None, 5)
         shown.append(oracle.state())
     assert shown[0] != shown[1]
 
