@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from anabranch.driver.progress import Progress
-    from anabranch.model.recovery import Recovery
+    from anabranch.model.recovery import Adjustment, Recovery
     from anabranch.spark.driver import JobDriver
 
 Duration = str | timedelta
@@ -216,6 +216,24 @@ class Job:
     def recoveries(self) -> list[Recovery]:
         """Every recovery of this run; the first one is its start."""
         return list(self._driver.recoveries)
+
+    @property
+    def adjustments(self) -> list[Adjustment]:
+        """Every online adjustment of this run: scalings, and moves to and from nodes."""
+        return list(self._driver.adjustments)
+
+    def scale(self, operator: str, parallelism: int) -> None:
+        """Run an operator at another parallelism, without a stop. Returns once the request is
+        accepted; `adjustments` says when it is done. Operators fused with it are scaled too."""
+        self._driver.scale(operator, parallelism)
+
+    def add_nodes(self, count: int) -> None:
+        """Ask the cluster for more nodes; partitions move to them when they have joined."""
+        self._driver.add_nodes(count)
+
+    def drain(self, node: str) -> None:
+        """Move every partition off a node, then give it back to the cluster."""
+        self._driver.drain(node)
 
     @property
     def is_recovering(self) -> bool:

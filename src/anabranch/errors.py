@@ -5,6 +5,7 @@ AnabranchError
 │   ├── TopologyError         the graph: names, cycles, keys, parallelism, column types
 │   ├── ConfigError           an option or a setting of the Spark session
 │   ├── CheckpointMismatchError  the checkpoint belongs to another topology
+│   ├── AdjustmentError       a request to a running job that it cannot fulfil
 │   ├── PlanningError         an optimisation problem that is ill-posed or has no solution
 │   └── OperatorError         a user's function raised
 ├── EnvironmentFault          the machine, the cluster or the disk; `retry_safe` says the rest
@@ -52,6 +53,10 @@ class ConfigError(UserError):
 
 class CheckpointMismatchError(UserError):
     """The checkpoint was written by a topology that differs from this one."""
+
+
+class AdjustmentError(UserError):
+    """A running job was asked for a change that it cannot make."""
 
 
 class PlanningError(UserError):

@@ -29,9 +29,11 @@ from anabranch.driver.preparing import JobParts, RunConfig, prepare
 from anabranch.errors import ClusterError, ConfigError
 from anabranch.model.events import (
     BatchArrived,
+    DrainRequested,
     Event,
     Idled,
     NodesJoined,
+    ScaleRequested,
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
@@ -40,7 +42,13 @@ from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.node.host import Host
-from anabranch.node.messages import JobSpec, PollRequest, RecoverRequest, WaveRequest
+from anabranch.node.messages import (
+    JobSpec,
+    PollRequest,
+    PrepareRequest,
+    RecoverRequest,
+    WaveRequest,
+)
 from anabranch.node.source_task import (
     ReplayRequest,
     SourceRequest,
@@ -76,7 +84,27 @@ class Idle:
     seconds: float = 1.0
 
 
-Step = Mapping[str, Rows] | Lose | Restart | Idle
+@dataclass(frozen=True)
+class Scale:
+    """An operator gets another parallelism; it is there before the next step."""
+
+    operator: str
+    parallelism: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """So many nodes join; partitions move to them."""
+
+    nodes: int = 1
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The node with the most partitions is emptied and released."""
+
+
+Step = Mapping[str, Rows] | Lose | Restart | Idle | Scale | Join | Drain
 Output = dict[str, pl.DataFrame]
 
 
@@ -139,13 +167,13 @@ class LocalJob:
         united = united if len(ordered) > 1 else next(iter(ordered.values()))
         prepared = prepare(parts, RunConfig(self._root), ordered, united)
         self._nodes = LocalNodes(nodes, parts.plan.waves, prepared.spec, tuple(ordered), united)
-        self._actions = Actions(self._root, prepared, self._sinks, clock=lambda: self._now_ms)
-        past = self._actions.resume()
+        self.actions = Actions(self._root, prepared, self._sinks, clock=lambda: self._now_ms)
+        past = self.actions.resume()
         config = ControlConfig(watermark_delays_us=topology._delays)
-        self._controller = Controller(parts.plan, config, past)
-        self._actions.complete_sinks(past)
+        self.controller = Controller(parts.plan, config, past)
+        self.actions.complete_sinks(past)
         self._handle(NodesJoined(self._nodes.nodes, self._now_ms))
-        newest = self._controller.newest
+        newest = self.controller.newest
         self._batch = newest.batch + 1 if newest and newest.batch is not None else 0
 
     def step(self, step: Step) -> Output:
@@ -156,21 +184,40 @@ class LocalJob:
                 self._nodes.lose(step.nodes)
                 self._handle(NodesJoined(self._nodes.nodes, self._now_ms))
             case Restart():
-                self._actions.close()
+                self.actions.close()
                 count = step.nodes or len(self._nodes.nodes)
                 self._start(step.topology or self._topology, count)
             case Idle():
                 self._now_ms += int(step.seconds * 1000)
                 self._handle(Idled(self._now_ms))
+            case Scale():
+                self._handle(ScaleRequested(step.operator, step.parallelism, self._now_ms))
+                self._settle()
+            case Join():
+                self._nodes.join(step.nodes)
+                self._handle(NodesJoined(self._nodes.nodes, self._now_ms))
+                self._settle()
+            case Drain():
+                assert self.controller.mapping is not None
+                owners = [o.node for o in self.controller.mapping.owners.values()]
+                fullest = max(self._nodes.nodes, key=owners.count)
+                self._handle(DrainRequested(fullest, self._now_ms))
+                self._settle()
             case _:
                 self._feed(step)
         return {n: self._rows(s, before) for n, s in self._sinks.items()}
+
+    def _settle(self) -> None:
+        """Let the job idle until a change of its mapping is made."""
+        while self.controller.adjusting:
+            self._now_ms += 1
+            self._handle(Idled(self._now_ms))
 
     def stop(self) -> Output:
         """A graceful end: close what the watermark allows, checkpoint."""
         before = self._newest
         self._handle(StopRequested(self._now_ms))
-        self._actions.close()
+        self.actions.close()
         return {n: self._rows(s, before) for n, s in self._sinks.items()}
 
     def _feed(self, rows: Mapping[str, Rows]) -> None:
@@ -179,14 +226,14 @@ class LocalJob:
             known = ", ".join(self._topology._sources)
             raise ConfigError(f"there is no source {unknown[0]!r}; the topology has {known}")
         tables = {n: _table(given, self._schemas[n]) for n, given in rows.items()}
-        self._actions.batch = tables
+        self.actions.batch = tables
         self._now_ms += 1000
         self._handle(BatchArrived(self._batch, self._now_ms))
         self._batch += 1
 
     @property
     def _newest(self) -> int:
-        return self._controller.newest.number if self._controller.newest else 0
+        return self.controller.newest.number if self.controller.newest else 0
 
     @staticmethod
     def _rows(sink: Memory, after: int) -> pl.DataFrame:
@@ -197,11 +244,11 @@ class LocalJob:
         return frame
 
     def _handle(self, event: Event) -> None:
-        todo = deque(self._controller.handle(event))
+        todo = deque(self.controller.handle(event))
         while todo:
-            caused = self._actions.execute(todo.popleft(), self._nodes)
+            caused = self.actions.execute(todo.popleft(), self._nodes)
             if caused is not None:
-                todo.extend(self._controller.handle(caused))
+                todo.extend(self.controller.handle(caused))
 
 
 class LocalNodes:
@@ -215,13 +262,13 @@ class LocalNodes:
         self._joined = 0
         self._hosts: dict[NodeId, Host] = {}
         self._dead: set[NodeId] = set()
-        self._join(count)
+        self.join(count)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         return tuple(self._hosts)
 
-    def _join(self, count: int) -> None:
+    def join(self, count: int) -> None:
         for _ in range(count):
             self._joined += 1
             host = Host()
@@ -232,12 +279,24 @@ class LocalNodes:
         for node in list(self._hosts)[:count]:
             self._hosts.pop(node).close()
             self._dead.add(node)
-        self._join(count)
+        self.join(count)
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         if not self._hosts:
             raise ClusterError("no node is left")
         return self.nodes
+
+    def prepare(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+        nodes = plan.mapping.nodes
+        self._refuse_dead(nodes, None)
+        return [self._hosts[n].prepare(PrepareRequest("", _LOCAL, run, n, plan)) for n in nodes]
+
+    def request(self, count: int) -> None:
+        """Nobody can be asked here."""
+
+    def release(self, nodes: tuple[NodeId, ...]) -> None:
+        for node in nodes:
+            self._hosts.pop(node).close()
 
     def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
         self._refuse_dead(nodes, None)
@@ -349,4 +408,13 @@ def _frames(
     return [b.serialize().to_pybytes() for t in given for b in t.to_batches() if b.num_rows]
 
 
-__all__: Sequence[str] = ["Idle", "LocalJob", "Lose", "Restart", "play"]
+__all__: Sequence[str] = [
+    "Drain",
+    "Idle",
+    "Join",
+    "LocalJob",
+    "Lose",
+    "Restart",
+    "Scale",
+    "play",
+]

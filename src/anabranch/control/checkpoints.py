@@ -44,6 +44,11 @@ class CheckpointLedger:
         return self._sealed is not None
 
     @property
+    def sealed_slice(self) -> int | None:
+        """The slice of the cut in flight."""
+        return self._sealed
+
+    @property
     def cut_slice(self) -> int:
         return self.cut.slice if self.cut else 0
 

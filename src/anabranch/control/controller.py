@@ -7,7 +7,8 @@ contradicts it.
 
 A start is the recovery of all partitions from what the journal says. A loss is the recovery of
 the lost ones, after which the slice that was cut short runs again: partitions that had applied it
-repeat their output, nothing rolls back.
+repeat their output, nothing rolls back. An online adjustment (elasticity.py) installs partitions
+in the same way at a cut, so that there is nothing to replay.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from anabranch.control.checkpoints import CheckpointLedger
+from anabranch.control.elasticity import Change, Wishes
 from anabranch.control.ledger import SliceLedger
 from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.control.recovery_bound import RecoveryBound
@@ -37,7 +39,9 @@ from anabranch.model.commands import (
     FinishRun,
     NoteBackups,
     PollNodes,
+    PreparePartitions,
     RecoverPartitions,
+    ReleaseNodes,
     RunSlice,
     TrimStorage,
     WriteHead,
@@ -45,13 +49,16 @@ from anabranch.model.commands import (
 )
 from anabranch.model.events import (
     BatchArrived,
+    DrainRequested,
     Event,
     Idled,
     NodesJoined,
     NodesLost,
     NodesPolled,
+    PartitionsPrepared,
     PartitionsRecovered,
     RestoreFailed,
+    ScaleRequested,
     SliceRan,
     StopRequested,
 )
@@ -121,6 +128,10 @@ class Controller:
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
         self._slices = SliceLedger(config.watermark_delays_us, past.slices)
         self._nodes: list[NodeId] = []
+        self._hosts: dict[NodeId, str] = {}
+        self._epochs = dict(past.epochs)  # every one ever given out: none comes again
+        self._wishes = Wishes(plan)
+        self._change: Change | None = None  # of the mapping, on its way
         self._incarnations: dict[NodeId, str] = {}
         self._backed_from: dict[PartitionId, int] = {}  # first slice whose output is kept
         self._bound: RecoveryBound | None = None
@@ -145,6 +156,11 @@ class Controller:
         return self._slices.newest
 
     @property
+    def adjusting(self) -> bool:
+        """Is a change of the mapping wanted or on its way?"""
+        return self._change is not None or self.phase is Phase.RECOVERING
+
+    @property
     def cut(self) -> Cut | None:
         """What a restart begins with."""
         return self._checkpoints.cut
@@ -167,6 +183,14 @@ class Controller:
                 return self._go_on(event.now_ms)
             case SliceRan():
                 return self._on_slice(event)
+            case PartitionsPrepared():
+                return self._on_prepared(event)
+            case ScaleRequested():
+                self._wishes.scale(event.operator, event.parallelism)
+                return self._go_on(event.now_ms)
+            case DrainRequested():
+                self._wishes.drain(event.node, self._nodes)
+                return self._released() + self._go_on(event.now_ms)
             case NodesPolled():
                 return self._on_poll(event)
             case Idled():
@@ -179,8 +203,10 @@ class Controller:
 
     def _on_joined(self, event: NodesJoined) -> list[Command]:
         self._nodes += [n for n in event.nodes if n not in self._nodes]
+        self._hosts |= event.hosts
         if self.phase is not Phase.WAITING or not self._nodes:
-            return []  # spare nodes take over what is lost next
+            self._wishes.spread()
+            return self._go_on(event.now_ms)
         if self.mapping is None:
             past = self._past
             kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
@@ -191,6 +217,7 @@ class Controller:
 
     def _on_lost(self, event: NodesLost) -> list[Command]:
         self._nodes = [n for n in self._nodes if n not in event.nodes]
+        self._wishes.drained -= set(event.nodes)
         self._lost_ms = self._lost_ms or event.now_ms
         self._interrupt(event.logged)
         if self.mapping is None:
@@ -198,7 +225,10 @@ class Controller:
         hosted = (p for p, o in self.mapping.owners.items() if o.node in event.nodes)
         for node in event.nodes:
             self._incarnations.pop(node, None)
-        return self._reassign(frozenset(hosted)) or self._go_on(event.now_ms)
+        commands = self._reassign(frozenset(hosted))
+        if not commands:
+            self._lost_ms = None  # it had nothing
+        return commands or self._go_on(event.now_ms)
 
     def _on_replaced(self, nodes: Iterable[NodeId], logged: int | None) -> list[Command]:
         """The node processes of these nodes are new ones: usable, but empty."""
@@ -253,19 +283,25 @@ class Controller:
                     "with the same checkpoint directory"
                 )
             )
-        return self._recover(self._lost, reassign(self.mapping, self._lost, self._nodes))
+        nodes = self._wishes.allowed(self._nodes)
+        return self._recover(self._lost, reassign(self.mapping, self._lost, nodes, self._hosts))
 
     def _may_try_again(self) -> bool:
         self._tries += 1
         return self._tries <= MAX_TRIES
 
-    def _recover(self, lost: frozenset[PartitionId], mapping: Mapping) -> list[Command]:
+    def _recover(
+        self, lost: frozenset[PartitionId], mapping: Mapping, adjustment: str = ""
+    ) -> list[Command]:
         """Restore `lost` from the newest cut that has not proved unreadable, and replay."""
         self.phase = Phase.RECOVERING
         self.mapping, self._lost = mapping, lost
+        self._change = None  # begins again, if it is still wanted
+        self._epochs |= {p: o.epoch for p, o in mapping.owners.items()}
         cut = self._checkpoints.cut
         start = self._checkpoints.cut_slice + 1
         self.frontier |= dict.fromkeys(lost, start)
+        self.frontier = {p: n for p, n in self.frontier.items() if p in mapping.owners}
         self._checkpoints.installed(lost, mapping)
         self._parts = list(in_parts(self._slices.after(start - 1)))
         first = self._parts.pop(0)
@@ -278,6 +314,7 @@ class Controller:
             lambda p: self._has_backups(p, start),
             self._backups(),
         )
+        self._recovery = replace(self._recovery, adjustment=adjustment)
         self._backed_from |= dict.fromkeys(lost, start)
         return [self._head(), RecoverPartitions(self._recovery)]
 
@@ -311,11 +348,9 @@ class Controller:
 
     def _head(self) -> WriteHead:
         assert self.mapping is not None
-        # Partitions that this run does not have may come back: their epochs must not repeat.
-        epochs = dict(self._past.epochs) | {p: o.epoch for p, o in self.mapping.owners.items()}
         ledger = self._checkpoints
         records = tuple(self._slices.records)
-        return WriteHead(ledger.cut, ledger.previous, records, self.mapping, epochs)
+        return WriteHead(ledger.cut, ledger.previous, records, self.mapping, dict(self._epochs))
 
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
         """A torn checkpoint is skipped: the cut before it and a longer replay give the same.
@@ -356,7 +391,8 @@ class Controller:
             self._bound.recovered(seconds, plan.restored)
         self._recovery, self._lost, self._lost_ms = None, frozenset(), None
         self.phase = Phase.RUNNING
-        return self._on_reports(event.reports) + self._go_on(event.now_ms)
+        commands = self._on_reports(event.reports) + self._released()
+        return commands + self._go_on(event.now_ms)
 
     def _silent(self, reports: Sequence[NodeReport]) -> frozenset[PartitionId]:
         """Partitions that were to be restored and are not spoken of. A process may be replaced
@@ -376,6 +412,53 @@ class Controller:
             if found.get(n) != self._incarnations.setdefault(n, found.get(n, ""))
         ]
 
+    # -- online adjustment ---------------------------------------------------------------------
+
+    def _adjust(self) -> list[Command]:
+        """The next step of a change of the mapping, between two slices; [] when they may go on."""
+        assert self.mapping is not None
+        wishes, ledger = self._wishes, self._checkpoints
+        if self._change is None:
+            self._change = wishes.change(self.mapping, self._nodes, self._epochs, self._hosts)
+        change = self._change
+        if change is None:
+            return []
+        newest = self.newest.number if self.newest else 0
+        if not change.prepared and change.asked != newest and not self._needs_cut:
+            change.asked = newest
+            return [PreparePartitions(self._installing(change))]
+        if change.prepared and ledger.cut_slice == newest:
+            wishes.done()
+            return self._recover(change.moved, change.mapping, change.what)
+        if change.prepared and ledger.sealed_slice == newest:
+            return [PollNodes()]
+        return []
+
+    def _released(self) -> list[Command]:
+        """Let go of drained nodes that have nothing any more."""
+        empty = self._wishes.empty(self.mapping, self._nodes) if self.mapping else ()
+        self._nodes = [n for n in self._nodes if n not in empty]
+        return [ReleaseNodes(empty)] if empty else []
+
+    def _installing(self, change: Change) -> RecoveryPlan:
+        nothing_kept = lambda _: False  # noqa: E731 - and nothing is replayed either
+        return plan_recovery(
+            self._plan, change.mapping, change.moved, self._checkpoints.cut, (), nothing_kept
+        )
+
+    def _on_prepared(self, event: PartitionsPrepared) -> list[Command]:
+        if self._change is not None:
+            ready = {p for r in event.reports for p in r.prepared}
+            self._change.prepared = self._change.moved <= ready
+        return self._go_on(event.now_ms)
+
+    @property
+    def _needs_cut(self) -> bool:
+        """Is a change waiting for a checkpoint: to prepare from, or to be made at?"""
+        if self._change is None or self.newest is None:
+            return False
+        return self._change.prepared or self._checkpoints.cut is None
+
     # -- choosing the next slice ---------------------------------------------------------------
 
     def _go_on(self, now_ms: int) -> list[Command]:
@@ -389,6 +472,9 @@ class Controller:
             return [PollNodes()]
         if self.phase is Phase.STOPPING:
             return self._stop_step()
+        step = self._adjust()
+        if step:
+            return step
         newest = self.newest
         if newest and newest.chunks_left:
             return self._start(Feed.LOG, newest.batch, newest.source_tasks, now_ms)
@@ -409,7 +495,12 @@ class Controller:
             return []
         if self._waiting_batch is not None:
             return []
-        if self._slices.time_has_moved:
+        if self._change is not None:
+            self._change.asked = -1  # no slice runs: ask again
+        step = self._adjust()
+        if step:
+            return step
+        if self._slices.time_has_moved or (self._needs_cut and not self._checkpoints.in_flight):
             return self._start(Feed.NONE, None, 0, now_ms)
         if self._checkpoints.in_flight:
             return [PollNodes()]
@@ -455,7 +546,10 @@ class Controller:
 
     def _shall_seal(self, now_ms: int, asked: bool) -> bool:
         # Backups that find no room on disk are trimmed by checkpoints: until then the stream waits.
-        return asked or self._disk_full or self._checkpoints.is_due(now_ms)
+        if asked or self._disk_full or self._needs_cut:
+            return True
+        # While state is loaded from a cut, that cut stays the newest.
+        return self._checkpoints.is_due(now_ms) and self._change is None
 
     def _attempt_of(self, feed: Feed, logged: SliceRecord | None) -> int:
         if feed is Feed.LIVE:

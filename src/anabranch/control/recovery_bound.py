@@ -106,7 +106,8 @@ class RecoveryBound:
             {name: self._out_rate(p) for name, p in names.items()},
             {name: str(mapping.owners[p].node) for name, p in names.items()},
         )
-        existing = [str(p) for p in self.choice.backups] if self.choice else []
+        kept = self.choice.backups & mapping.owners.keys() if self.choice else ()
+        existing = [str(p) for p in kept]
         why = ""
         try:
             chosen = replan_backups(problem, existing, TIME_LIMIT_S).backups

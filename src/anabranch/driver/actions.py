@@ -26,7 +26,10 @@ from anabranch.model.commands import (
     FinishRun,
     NoteBackups,
     PollNodes,
+    PreparePartitions,
     RecoverPartitions,
+    ReleaseNodes,
+    RequestNodes,
     RunSlice,
     TrimStorage,
     WriteHead,
@@ -37,13 +40,14 @@ from anabranch.model.events import (
     NodesJoined,
     NodesLost,
     NodesPolled,
+    PartitionsPrepared,
     PartitionsRecovered,
     RestoreFailed,
     SliceRan,
 )
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
-from anabranch.model.recovery import Recovery, RecoveryPlan
+from anabranch.model.recovery import Adjustment, Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.storage import source_log
@@ -86,7 +90,19 @@ class Waves(Protocol):
 
     def recover(self, plan: RecoveryPlan, run: int) -> list[NodeReport]: ...
 
+    def prepare(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+        """Have the nodes of a plan load ahead what it will install; how far they are."""
+        ...
+
     def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]: ...
+
+    def request(self, count: int) -> None:
+        """Ask for so many more nodes, if the cluster can be asked."""
+        ...
+
+    def release(self, nodes: tuple[NodeId, ...]) -> None:
+        """Give nodes back that have nothing any more."""
+        ...
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         """Wait for nodes that are ready; raises ClusterError when none comes."""
@@ -126,6 +142,7 @@ class Actions:
         self.last_slice_at = time.monotonic()
         self.progress: deque[Progress] = deque(maxlen=PROGRESS_KEPT)
         self.recoveries: list[Recovery] = []
+        self.adjustments: list[Adjustment] = []
         self.on_progress: list[Callable[[Progress], None]] = []
 
     def resume(self, dropped: Collection[str] = ()) -> Past:
@@ -186,6 +203,14 @@ class Actions:
         match command:
             case RecoverPartitions():
                 return self._recover(command.plan, waves)
+            case PreparePartitions():
+                reports = waves.prepare(command.plan, self.run)
+                return PartitionsPrepared(tuple(reports), self._clock())
+            case RequestNodes():
+                waves.request(command.count)
+            case ReleaseNodes():
+                log.info("node %s is drained and released", ", ".join(command.nodes))
+                waves.release(command.nodes)
             case RunSlice():
                 return self._run_slice(command, waves)
             case WriteSlice():
@@ -260,6 +285,14 @@ class Actions:
         return PartitionsRecovered(tuple(reports), self._clock())
 
     def _note(self, plan: RecoveryPlan, reports: Sequence[NodeReport], seconds: float) -> None:
+        if plan.adjustment:
+            self._known_lost_at = None
+            paused = time.monotonic() - self.last_slice_at
+            moved = tuple(sorted(plan.restored))
+            adjustment = Adjustment(plan.adjustment, moved, plan.cut, paused)
+            self.adjustments.append(adjustment)
+            log.info("%s", adjustment)
+            return
         restore = max((r.restore_s for r in reports), default=0.0) if plan.part == 0 else 0.0
         recovery = Recovery(
             nodes=self._lost,

@@ -10,7 +10,7 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 
 from anabranch.errors import AnabranchError
-from anabranch.model.ids import PartitionId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Staged
@@ -22,6 +22,28 @@ class RecoverPartitions:
     """Install partitions and bring them up to the others, as one Spark job."""
 
     plan: RecoveryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PreparePartitions:
+    """Let the nodes load state ahead of its installation, in the background; repeated, it asks
+    how far they are."""
+
+    plan: RecoveryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNodes:
+    """Ask the cluster for so many more nodes; whether and when they come is its own affair."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseNodes:
+    """These nodes were drained: the cluster may have them back."""
+
+    nodes: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +130,9 @@ class FinishRun:
 
 Command = (
     RecoverPartitions
+    | PreparePartitions
+    | RequestNodes
+    | ReleaseNodes
     | RunSlice
     | WriteSlice
     | ExposeSlice

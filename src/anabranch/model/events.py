@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import NodeId
@@ -11,10 +12,11 @@ from anabranch.model.reports import NodeReport
 
 @dataclass(frozen=True, slots=True)
 class NodesJoined:
-    """Nodes were warmed and may be given partitions."""
+    """Nodes were warmed and may be given partitions. `hosts` names their machines, if known."""
 
     nodes: tuple[NodeId, ...]
     now_ms: int
+    hosts: Mapping[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,31 @@ class RestoreFailed:
     """A node could not read a checkpoint file: the recovery it belongs to did not happen."""
 
     error: AnabranchError
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsPrepared:
+    """The nodes said which partitions they have loaded ahead."""
+
+    reports: tuple[NodeReport, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """Run an operator (and those fused with it) at another parallelism from soon on."""
+
+    operator: str
+    parallelism: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Move every partition off a node and let it go."""
+
+    node: NodeId
     now_ms: int
 
 
@@ -92,6 +119,9 @@ Event = (
     | NodesLost
     | PartitionsRecovered
     | RestoreFailed
+    | PartitionsPrepared
+    | ScaleRequested
+    | DrainRequested
     | BatchArrived
     | SliceRan
     | NodesPolled

@@ -85,21 +85,125 @@ def _nodes_of(
     return tuple(dict.fromkeys(o.node for o in owners.values())) or (nodes[0],)
 
 
-def reassign(mapping: Mapping, lost: Iterable[PartitionId], nodes: Sequence[NodeId]) -> Mapping:
-    """Give lost partitions new owners among `nodes`, the others stay: fewest partitions of the
-    same chain first, then fewest at all. Every lost partition's epoch rises."""
+class _Loads:
+    """How many partitions every node has, while others are being placed."""
+
+    def __init__(self, nodes: Sequence[NodeId], hosts: MappingOf[NodeId, str]) -> None:
+        self._nodes, self._hosts = nodes, hosts
+        self._count: dict[tuple[str, str], int] = {}
+
+    def total(self, node: NodeId) -> int:
+        return self._count.get((node, ""), 0)
+
+    def of_chain(self, node: NodeId, chain: str) -> int:
+        return self._count.get((node, chain), 0)
+
+    def add(self, partition: PartitionId, node: NodeId, by: int = 1) -> None:
+        for key in ((node, ""), (node, partition.chain), (self._host(node), partition.chain)):
+            self._count[key] = self._count.get(key, 0) + by
+
+    def best(self, partition: PartitionId) -> NodeId:
+        """Fewest partitions of the same chain first, on the host and then on the node, then
+        fewest at all."""
+        chain = partition.chain
+        return min(
+            self._nodes,
+            key=lambda n: (
+                self._count.get((self._host(n), chain), 0),
+                self.of_chain(n, chain),
+                self.total(n),
+            ),
+        )
+
+    def _host(self, node: NodeId) -> str:
+        return f"@{self._hosts.get(node, '')}"
+
+
+def reassign(
+    mapping: Mapping,
+    lost: Iterable[PartitionId],
+    nodes: Sequence[NodeId],
+    hosts: MappingOf[NodeId, str] | None = None,
+) -> Mapping:
+    """Give lost partitions new owners among `nodes`, the others stay. Every lost partition's
+    epoch rises."""
     gone = frozenset(lost)
     owners = {p: o for p, o in mapping.owners.items() if p not in gone}
-    total = dict.fromkeys(nodes, 0)
-    of_chain: dict[tuple[NodeId, str], int] = {}
+    loads = _Loads(nodes, hosts or {})
     for partition, owner in owners.items():
-        total[owner.node] = total.get(owner.node, 0) + 1
-        key = (owner.node, partition.chain)
-        of_chain[key] = of_chain.get(key, 0) + 1
+        loads.add(partition, owner.node)
     for partition in sorted(gone):
-        node = min(nodes, key=lambda n: (of_chain.get((n, partition.chain), 0), total[n]))
+        node = loads.best(partition)
         owners[partition] = Ownership(node, mapping.owners[partition].epoch + 1)
-        total[node] += 1
-        of_chain[(node, partition.chain)] = of_chain.get((node, partition.chain), 0) + 1
+        loads.add(partition, node)
     owners = {p: owners[p] for p in mapping.owners}
     return Mapping(mapping.version + 1, mapping.groups, owners, _nodes_of(owners, nodes))
+
+
+def adjust(
+    mapping: Mapping,
+    parallelism: MappingOf[str, int],
+    nodes: Sequence[NodeId],
+    epochs: MappingOf[PartitionId, int],
+    hosts: MappingOf[NodeId, str] | None = None,
+) -> Mapping:
+    """Some chains at another parallelism, and all partitions spread evenly over `nodes`.
+
+    A partition that keeps its node and its key groups keeps its epoch: it is not touched. As few
+    as possible are.
+    """
+    groups = dict(mapping.groups)
+    for chain, count in parallelism.items():
+        groups[chain] = even_groups(len(groups[chain]), count)
+    loads = _Loads(nodes, hosts or {})
+    homes: dict[PartitionId, NodeId | None] = {}
+    for chain in dict.fromkeys(p.chain for p in mapping.owners):
+        for index in range(max(groups[chain]) + 1):
+            partition = PartitionId(chain, index)
+            owner = mapping.owners.get(partition)
+            homes[partition] = owner.node if owner and owner.node in nodes else None
+            if owner and owner.node in nodes:
+                loads.add(partition, owner.node)
+    placed: dict[PartitionId, NodeId] = {}
+    for partition, home in homes.items():
+        placed[partition] = home or loads.best(partition)
+        if home is None:
+            loads.add(partition, placed[partition])
+    placed = _evened(placed, loads, nodes)
+    owners = {
+        p: mapping.owners[p]
+        if _unchanged(p, node, mapping, groups)
+        else Ownership(node, epochs.get(p, 0) + 1)
+        for p, node in placed.items()
+    }
+    return Mapping(mapping.version + 1, groups, owners, _nodes_of(owners, nodes))
+
+
+def _unchanged(
+    partition: PartitionId, node: NodeId, before: Mapping, groups: MappingOf[str, tuple[int, ...]]
+) -> bool:
+    owner = before.owners.get(partition)
+    if owner is None or owner.node != node:
+        return False
+    old, new = before.groups[partition.chain], groups[partition.chain]
+    return old == new or all(
+        (a == partition.index) == (b == partition.index) for a, b in zip(old, new, strict=True)
+    )
+
+
+def _evened(
+    homes: MappingOf[PartitionId, NodeId], loads: _Loads, nodes: Sequence[NodeId]
+) -> dict[PartitionId, NodeId]:
+    """Move partitions from the fullest node to the emptiest while that makes them more even."""
+    placed = dict(homes)
+    while True:
+        full, empty = max(nodes, key=loads.total), min(nodes, key=loads.total)
+        if loads.total(full) - loads.total(empty) < 2:
+            return placed
+        here = [p for p, n in placed.items() if n == full]
+        moved = max(
+            here, key=lambda p: loads.of_chain(full, p.chain) - loads.of_chain(empty, p.chain)
+        )
+        loads.add(moved, full, -1)
+        loads.add(moved, empty)
+        placed[moved] = empty

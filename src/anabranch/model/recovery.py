@@ -32,6 +32,7 @@ class RecoveryPlan:
     reads_log: bool  # does anything rebuilt take input from a source?
     # A long replay comes in several parts; the first one installs.
     part: int = 0
+    adjustment: str = ""  # what is adjusted, where nothing was lost
 
     @property
     def first(self) -> int:
@@ -76,4 +77,20 @@ class Recovery:
             f"recovered {what}{whose} in {self.total_s:.2f} s: restored from {cut} in "
             f"{self.restore_s:.2f} s, replayed {slices} slices in {self.replay_s:.2f} s{shadows}"
             + (f" (predicted: {self.predicted_s:.2f} s)" if self.predicted_s is not None else "")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """One online adjustment as it went, for the log and the live view."""
+
+    what: str
+    partitions: tuple[PartitionId, ...]  # installed anew
+    slice: int  # the last one under the mapping before
+    seconds: float  # for which no slice ran
+
+    def __str__(self) -> str:
+        return (
+            f"adjusted after slice {self.slice}: {self.what}; {len(self.partitions)} partitions "
+            f"installed in {self.seconds:.2f} s"
         )

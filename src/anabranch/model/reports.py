@@ -91,6 +91,7 @@ class NodeReport:
     # Of a recovery: rows read from the log, by slice and source task and source.
     replayed: Mapping[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
     restore_s: float = 0.0
+    prepared: tuple[PartitionId, ...] = ()  # state loaded ahead of its installation
     disk_full: bool = False  # backups could not be moved to disk: they stay in memory
     pid: int = 0
     memory_bytes: int = 0

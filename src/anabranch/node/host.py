@@ -14,8 +14,9 @@ import tempfile
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,9 +30,16 @@ from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainError
 from anabranch.node.checkpoint_writer import CheckpointWriter
 from anabranch.node.heartbeat import Heartbeat
-from anabranch.node.messages import JobSpec, PollRequest, RecoverRequest, WaveRequest
+from anabranch.node.messages import (
+    JobSpec,
+    PollRequest,
+    PrepareRequest,
+    RecoverRequest,
+    WaveRequest,
+)
 from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
 from anabranch.node.partition import Output, Partition, spill
+from anabranch.node.preparation import Preparations
 from anabranch.operators.base import SliceTime
 
 BACKUP_MEMORY_BYTES = 256 << 20  # backups of a node above this go to its local disk
@@ -89,6 +97,7 @@ class Host:
         self._routes: dict[tuple[int, tuple[NodeId, ...]], Route] = {}
         self._notes = SliceNotes(0)
         self._writer = CheckpointWriter()
+        self._preparations = Preparations()
         self._spill_directory = spill_directory or Path(tempfile.gettempdir()) / self.incarnation
         self._disk_full = False
 
@@ -110,6 +119,22 @@ class Host:
     def adopt(self, spec: bytes, job: JobSpec) -> None:
         """This is the job that `spec` stands for: a recovery need not load it."""
         self._known_spec = (spec, job)
+
+    def prepare(self, request: PrepareRequest) -> NodeReport:
+        """Begin to load what the plan will install here, or go on with it."""
+        self._refuse_older(request.run)
+        plan = request.plan
+        self._preparations.begin(
+            self._job_of(request.spec), plan, plan.mapping.hosted_by(request.node)
+        )
+        return replace(self._report(), node=request.node)
+
+    def _job_of(self, spec: bytes) -> JobSpec:
+        known, job = self._known_spec
+        if known != spec:
+            job = pickle.loads(spec)
+            self.adopt(spec, job)
+        return cast("JobSpec", job)
 
     def poll(self, request: PollRequest) -> NodeReport:
         """A report outside of a slice: written checkpoints above all."""
@@ -286,9 +311,7 @@ class Host:
         if request.driver != self._driver or self._job is None:
             if request.spec is None:
                 raise InvariantError("a node was asked to recover a job it does not know")
-            spec, job = self._known_spec
-            if spec != request.spec:
-                job = pickle.loads(request.spec)
+            job = self._job_of(request.spec)
             kept: dict[PartitionId, Partition] = {}
         else:
             job = self._job
@@ -311,6 +334,7 @@ class Host:
             request.driver, request.run, request.node, plan.mapping, job,
         )  # fmt: skip
         self._partitions, self._shadows = kept | taken, shadows
+        self._preparations.clear()
         self._inbox, self._routes = Inbox(), {}
         self._edges = {e.id: e for p in job.programs.values() for e in p.chain.inputs}
         self._notes.restore_s = time.monotonic() - started
@@ -322,13 +346,20 @@ class Host:
         if request.pulse is not None:
             self._heartbeat = Heartbeat(request.pulse, request.node, self._executor_pid)
 
-    @staticmethod
-    def _restored(job: JobSpec, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> Partition:
-        partition = Partition(pid, epoch, job.programs[pid.chain], plan.cut + 1)
+    def _restored(
+        self, job: JobSpec, plan: RecoveryPlan, pid: PartitionId, epoch: int
+    ) -> Partition:
+        loaded: set[str] = set()
+        try:
+            partition, loaded = self._preparations.take(pid, epoch, plan)
+        except KeyError:
+            partition = Partition(pid, epoch, job.programs[pid.chain], plan.cut + 1)
+        partition.next_slice = plan.cut + 1
         partition.backs_up = plan.backups is None or pid in plan.backups
         groups = plan.mapping.groups[pid.chain]
         owned = {g: p == pid.index for g, p in enumerate(groups)}
-        partition.restore(Path(job.root), plan.files.get(pid, ()), owned)
+        files = [f for f in plan.files.get(pid, ()) if f not in loaded]
+        partition.restore(Path(job.root), files, owned)
         return partition
 
     def _rebuild(
@@ -479,6 +510,7 @@ class Host:
             checkpoints=self._writer.written(),
             replayed=dict(notes.replayed),
             restore_s=notes.restore_s,
+            prepared=self._preparations.ready(),
             disk_full=self._disk_full,
             pid=os.getpid(),
             memory_bytes=_resident_bytes(),

@@ -60,6 +60,17 @@ class RecoverRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareRequest:
+    """Load the state that a plan will install here, in the background, and report how far."""
+
+    job: str
+    spec: bytes
+    run: int
+    node: NodeId
+    plan: RecoveryPlan
+
+
+@dataclass(frozen=True, slots=True)
 class PollRequest:
     """Report, without running anything."""
 

@@ -28,6 +28,7 @@ from anabranch.node.host import Host
 from anabranch.node.messages import (
     ForgetRequest,
     PollRequest,
+    PrepareRequest,
     RecoverRequest,
     WarmRequest,
     WaveRequest,
@@ -115,6 +116,8 @@ def _dispatch(hosts: Hosts, request: Any, buffers: list[memoryview]) -> tuple[An
             blobs, report = host.recover(request, buffers)
         shape = [len(b) for b in blobs]
         return (shape, report), [part for b in blobs for part in b]
+    if isinstance(request, PrepareRequest):
+        return host.prepare(request), []
     if isinstance(request, PollRequest):
         return host.poll(request), []
     raise InvariantError(f"unknown request {type(request).__name__}")

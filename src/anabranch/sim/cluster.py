@@ -210,6 +210,15 @@ class Cluster:
 
         return self._waves("recovery", wave, sent, nodes, None)
 
+    def prepare(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+        """Nodes load ahead in the background: some are ready when they are asked, some later."""
+        nodes = plan.mapping.nodes
+        reports = self.poll(run, nodes)
+        return [
+            replace(r, prepared=tuple(p for p in plan.restored if self.world.chance(0.7)))
+            for r in reports
+        ]
+
     def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
         self.world.advance(POLL_PAUSE_MS)
         calls = [Call("poll", n, lambda process: process.poll(run)) for n in nodes]

@@ -21,6 +21,7 @@ from anabranch.model.commands import (
     FinishRun,
     NoteBackups,
     PollNodes,
+    PreparePartitions,
     RecoverPartitions,
     RunSlice,
     TrimStorage,
@@ -34,6 +35,7 @@ from anabranch.model.events import (
     NodesJoined,
     NodesLost,
     NodesPolled,
+    PartitionsPrepared,
     PartitionsRecovered,
     RestoreFailed,
     SliceRan,
@@ -164,6 +166,9 @@ class SimDriver:
         match command:
             case RecoverPartitions():
                 return self._recover(command.plan)
+            case PreparePartitions():
+                reports = self.cluster.prepare(command.plan, self.run)
+                return PartitionsPrepared(tuple(reports), self.world.now_ms)
             case RunSlice():
                 return self._run_slice(command)
             case WriteSlice():

@@ -23,10 +23,19 @@ from anabranch.control.controller import ControlConfig, Controller, Phase
 from anabranch.driver.actions import Actions, Waves, now_ms
 from anabranch.driver.preparing import JobParts, RunConfig, backup_chains, prepare
 from anabranch.driver.progress import Progress
-from anabranch.errors import AnabranchError, ClusterError, StorageError
-from anabranch.model.events import BatchArrived, Event, Idled, NodesJoined, StopRequested
+from anabranch.errors import AdjustmentError, AnabranchError, ClusterError, StorageError
+from anabranch.model.events import (
+    BatchArrived,
+    DrainRequested,
+    Event,
+    Idled,
+    NodesJoined,
+    NodesLost,
+    ScaleRequested,
+    StopRequested,
+)
 from anabranch.model.ids import NodeId
-from anabranch.model.recovery import Recovery
+from anabranch.model.recovery import Adjustment, Recovery
 from anabranch.spark.nodes import NodeWatch
 from anabranch.spark.session import check_executors, check_session, ship_package
 from anabranch.spark.shipping import pickle_job
@@ -102,7 +111,7 @@ class JobDriver:
             self.actions.complete_sinks(past)
             with self._step:
                 self._waves, nodes = connect()
-                self._handle(NodesJoined(nodes, now_ms()))
+                self._handle(NodesJoined(nodes, now_ms(), self._hosts))
         except BaseException:
             self._release()
             raise
@@ -229,6 +238,30 @@ class JobDriver:
             finally:
                 self._step.release()
 
+    @property
+    def _hosts(self) -> dict[NodeId, str]:
+        return self._watch.hosts if self._watch is not None else {}
+
+    def scale(self, operator: str, parallelism: int) -> None:
+        """Ask for another parallelism; AdjustmentError says why not."""
+        self._request(ScaleRequested(operator, parallelism, now_ms()))
+
+    def drain(self, node: str) -> None:
+        """Ask for a node to be emptied and released; AdjustmentError says why not."""
+        self._request(DrainRequested(NodeId(node), now_ms()))
+
+    def add_nodes(self, count: int) -> None:
+        """Ask the cluster for more nodes."""
+        if count < 1:
+            raise AdjustmentError(f"{count} nodes cannot be added; give at least 1")
+        self._runner.request(count)
+
+    def _request(self, event: ScaleRequested | DrainRequested) -> None:
+        with self._step:
+            if self._stopping or self.error is not None:
+                raise AdjustmentError("the job is ending; start it again to change it")
+            self._from_outside(event)
+
     def _warm(self, node: NodeId) -> None:
         self._runner.warm(node)
 
@@ -237,12 +270,14 @@ class JobDriver:
         with self._step:
             mapping = self.controller.mapping
             if mapping is None or not set(nodes) & set(mapping.nodes):
-                return  # a job has met the loss in the meantime, or nothing lived there
-            self._from_outside(self.actions.lost(nodes, reason))
+                # A job has met the loss in the meantime, or nothing lived there.
+                self._from_outside(NodesLost(nodes, reason, None, now_ms()))
+            else:
+                self._from_outside(self.actions.lost(nodes, reason))
 
     def _on_joined(self, nodes: tuple[NodeId, ...]) -> None:
         with self._step:
-            self._from_outside(NodesJoined(nodes, now_ms()))
+            self._from_outside(NodesJoined(nodes, now_ms(), self._hosts))
 
     def _from_outside(self, event: Event) -> None:
         """An event that no batch waits for; its error must end the query itself."""
@@ -250,6 +285,8 @@ class JobDriver:
             return
         try:
             self._handle(event)
+        except AdjustmentError:  # a refusal: nothing has changed
+            raise
         except AnabranchError:
             if self._query is not None:
                 self._query.stop()
@@ -290,6 +327,10 @@ class JobDriver:
         return self.actions.recoveries
 
     @property
+    def adjustments(self) -> list[Adjustment]:
+        return self.actions.adjustments
+
+    @property
     def on_progress(self) -> list[Callable[[Progress], None]]:
         return self.actions.on_progress
 
@@ -311,6 +352,8 @@ class JobDriver:
                 caused = self.actions.execute(todo.popleft(), self._waves)
                 if caused is not None:
                     todo.extend(self.controller.handle(caused))
+        except AdjustmentError:  # a refusal: nothing has changed
+            raise
         except AnabranchError as e:
             self.error = e
             raise

@@ -66,6 +66,7 @@ class NodeWatch:
         self._on_lost = on_lost
         self._on_joined = on_joined
         self._locations: dict[NodeId, Any] = {}
+        self._hosts: dict[NodeId, str] = {}
         self._guards: set[Guard] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -107,6 +108,24 @@ class NodeWatch:
             time.sleep(LOOK_S)
         return self.ready
 
+    @property
+    def hosts(self) -> dict[NodeId, str]:
+        """The machine of every node there ever was."""
+        return dict(self._hosts)
+
+    def request(self, count: int) -> None:
+        """Ask Spark's cluster manager for more executors; they join when it has room."""
+        total = len(executors(self._spark)) + count
+        self._sc._jsc.sc().requestTotalExecutors(
+            total, 0, self._sc._jvm.scala.collection.immutable.Map.empty()
+        )
+
+    def release(self, nodes: tuple[NodeId, ...]) -> None:
+        """Give executors back to Spark's cluster manager, which shall not replace them."""
+        for node in nodes:
+            self._declare_lost(node, "it was released")
+            self._sc._jsc.sc().killExecutor(node)
+
     @contextlib.contextmanager
     def guarding(self, nodes: tuple[NodeId, ...]) -> Iterator[Guard]:
         """Whatever jobs this thread runs inside are cancelled when one of their nodes is gone."""
@@ -131,6 +150,7 @@ class NodeWatch:
         jvm: Any = self._sc._jvm
         where = jvm.java.util.ArrayList()
         where.add(f"executor_{host}_{node}")
+        self._hosts[node] = host
         self._locations[node] = jvm.org.apache.spark.api.python.PythonUtils.toSeq(where)
 
     def _look_on(self) -> None:

@@ -36,6 +36,7 @@ from anabranch.model.slices import Feed, SlicePlan
 from anabranch.node.messages import (
     ForgetRequest,
     PollRequest,
+    PrepareRequest,
     RecoverRequest,
     WarmRequest,
     WaveRequest,
@@ -206,6 +207,18 @@ class WaveRunner:
                 cleaner.get().doCleanupShuffle(kept.popleft(), False)
 
     # -- without a slice -----------------------------------------------------------------------
+
+    def prepare(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+        nodes = plan.mapping.nodes
+        requests = [PrepareRequest(self._job, self._spec, run, n, plan) for n in nodes]
+        with self._explained("prepare partitions"):
+            return self._control(requests, nodes)
+
+    def request(self, count: int) -> None:
+        self._watch.request(count)
+
+    def release(self, nodes: tuple[NodeId, ...]) -> None:
+        self._watch.release(nodes)
 
     def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
         with self._explained("poll the nodes"):

@@ -1,0 +1,133 @@
+"""Online adjustment (paper 000, OAP): another mapping for a job that runs.
+
+What is wanted (parallelism of chains, nodes to be emptied, partitions spread over nodes that
+joined) is turned into one change of the mapping. While slices go on, the nodes load the state of
+every partition that changes hands from the newest cut. Then one slice seals a checkpoint, and when
+it is durable the mapping changes: what is left to load is that checkpoint's delta, nothing is
+replayed, and no later recovery has to look behind the change. Until the journal has the new
+mapping the old one holds, and a loss on the way only makes the change begin again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabranch.errors import AdjustmentError
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.mapping import Mapping, adjust
+from anabranch.model.plan import Plan
+
+
+@dataclass
+class Change:
+    """A change of the mapping on its way."""
+
+    mapping: Mapping  # after it
+    moved: frozenset[PartitionId]  # installed anew by it
+    what: str
+    prepared: bool = False
+    asked: int = -1  # the slice after which the nodes were asked last
+
+
+class Wishes:
+    """What the mapping shall become. Requests are refused here, with a sentence."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._parallelism: dict[str, int] = {}
+        self.drained: set[NodeId] = set()
+        self._spread = False
+
+    def chain_of(self, operator: str) -> str:
+        """The chain that runs an operator; AdjustmentError where there is nothing to scale."""
+        chains = [c for c in self._plan.chains if operator in c.operators]
+        if not chains:
+            known = ", ".join(n for c in self._plan.node_chains for n in c.operators)
+            raise AdjustmentError(
+                f"there is no operator {operator!r}; operators that can be scaled: {known}"
+            )
+        if all(c.is_source for c in chains):
+            raise AdjustmentError(
+                f"{operator!r} runs in Spark's own source tasks, as many as the source has "
+                "partitions; scale a keyed operator"
+            )
+        return next(c.name for c in chains if not c.is_source)
+
+    def scale(self, operator: str, parallelism: int) -> None:
+        chain = self.chain_of(operator)
+        groups = self._plan.topology.key_groups
+        if parallelism < 1:
+            raise AdjustmentError(
+                f"{operator!r} cannot run at parallelism {parallelism}; give at least 1"
+            )
+        if parallelism > groups:
+            raise AdjustmentError(
+                f"{operator!r} cannot run at parallelism {parallelism}: the topology has {groups} "
+                "key groups, and a partition needs at least one"
+            )
+        under_way = self._parallelism.get(chain, parallelism)
+        if under_way != parallelism:
+            raise AdjustmentError(
+                f"{operator!r} is being scaled to {under_way} already; wait until that is done"
+            )
+        self._parallelism[chain] = parallelism
+
+    def drain(self, node: NodeId, nodes: Sequence[NodeId]) -> None:
+        if node not in nodes:
+            raise AdjustmentError(
+                f"there is no node {node!r}; the job has {', '.join(nodes) or 'none'}"
+            )
+        if not [n for n in nodes if n != node and n not in self.drained]:
+            raise AdjustmentError(
+                f"node {node!r} cannot be drained: no other node is left for its partitions; "
+                "add one first"
+            )
+        self.drained.add(node)
+
+    def spread(self) -> None:
+        """Nodes joined: give them their share."""
+        self._spread = True
+
+    def allowed(self, nodes: Sequence[NodeId]) -> list[NodeId]:
+        """Nodes that may be given partitions: those that are not drained, if there are any."""
+        return [n for n in nodes if n not in self.drained] or list(nodes)
+
+    def empty(self, mapping: Mapping, nodes: Sequence[NodeId]) -> tuple[NodeId, ...]:
+        """Drained nodes that have nothing any more."""
+        return tuple(n for n in nodes if n in self.drained and n not in mapping.nodes)
+
+    def change(
+        self,
+        mapping: Mapping,
+        nodes: Sequence[NodeId],
+        epochs: MappingOf[PartitionId, int],
+        hosts: MappingOf[NodeId, str],
+    ) -> Change | None:
+        """The change of the mapping that fulfils everything; None when there is nothing to do."""
+        leaving = self.drained & set(mapping.nodes)
+        if not (self._parallelism or leaving or self._spread):
+            return None
+        after = adjust(mapping, self._parallelism, self.allowed(nodes), epochs, hosts)
+        moved = frozenset(p for p, o in after.owners.items() if mapping.owners.get(p) != o)
+        if not moved and after.owners.keys() == mapping.owners.keys():
+            self.done()
+            return None
+        return Change(after, moved, self._said(mapping, after, leaving))
+
+    def done(self) -> None:
+        """The mapping is as it was wanted."""
+        self._parallelism.clear()
+        self._spread = False
+
+    def _said(self, before: Mapping, after: Mapping, leaving: set[NodeId]) -> str:
+        parts = [
+            f"{c} from {len(before.partitions(c))} to {len(after.partitions(c))} partitions"
+            for c in self._parallelism
+        ]
+        parts += [f"node {n} drained" for n in sorted(leaving)]
+        new = [n for n in after.nodes if n not in before.nodes]
+        if new:
+            parts.append(f"partitions moved to node {', '.join(new)}")
+        return "; ".join(parts) or "partitions spread over the nodes"
