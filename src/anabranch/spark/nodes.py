@@ -78,6 +78,7 @@ class NodeWatch:
         for node, host in executors(spark).items():
             self._add(NodeId(node), host)
         self.ready = tuple(self._locations)
+        self._here: set[str] = set(self.ready)  # Spark's list at the last look
 
     def start(self) -> None:
         threading.Thread(target=self._look_on, name="anabranch-nodes", daemon=True).start()
@@ -93,7 +94,7 @@ class NodeWatch:
     @property
     def settled(self) -> bool:
         """Is every executor a node that is warm?"""
-        return not self.lost and len(self.ready) == len(self._locations)
+        return self._here <= set(self.ready)
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         """Nodes that have joined and are warm; ClusterError when none comes."""
@@ -115,13 +116,18 @@ class NodeWatch:
 
     def request(self, count: int) -> None:
         """Ask Spark's cluster manager for more executors; they join when it has room."""
-        total = len(executors(self._spark)) + count
-        self._sc._jsc.sc().requestTotalExecutors(
-            total, 0, self._sc._jvm.scala.collection.immutable.Map.empty()
+        self._want(len(executors(self._spark)) + count)
+
+    def _want(self, total: int) -> None:
+        nowhere = self._sc._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(
+            self._sc._jvm.java.util.HashMap()
         )
+        self._sc._jsc.sc().requestTotalExecutors(total, 0, nowhere)
 
     def release(self, nodes: tuple[NodeId, ...]) -> None:
         """Give executors back to Spark's cluster manager, which shall not replace them."""
+        # Without this Spark would take the number it wants for 0, and replace no lost one either.
+        self._want(len(executors(self._spark)))
         for node in nodes:
             self._declare_lost(node, "it was released")
             self._sc._jsc.sc().killExecutor(node)
@@ -164,6 +170,7 @@ class NodeWatch:
 
     def _look(self) -> None:
         here = executors(self._spark)
+        self._here = set(here)
         gone = {
             n: "its executor is gone"
             for n in self._locations

@@ -1,0 +1,64 @@
+"""A running job is scaled and its nodes come and go, with kills right before and after; every
+slice of every sink still has exactly the rows of an undisturbed computation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import wait_for
+from pyspark.sql import SparkSession
+from test_node_kills import Running, disturbed
+
+import anabranch as ab
+from anabranch.spark.embedded import EmbeddedCluster
+
+
+def adjusted(running: Running, operator: str, parallelism: int) -> None:
+    """Scale, and wait until it is done."""
+    before = len(running.job.adjustments)
+    running.job.scale(operator, parallelism)
+    wait_for(lambda: len(running.job.adjustments) > before, 60)
+    assert len(running.mapping.partitions(operator)) == parallelism
+
+
+@pytest.mark.timeout(400)
+def test_scaled_up_and_down_under_kills(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    running = Running(cluster, spark, tmp_path)
+    running.slices(2)
+    adjusted(running, "sum", 6)
+    killed = running.mapping.owners[running.mapping.partitions("sum")[-1]].node
+    disturbed(running, lambda: cluster.kill(running.executor(killed)))  # right after it
+    assert len(running.mapping.partitions("sum")) == 6  # the scaling is not undone
+    adjusted(running, "most", 5)
+    running.slices(2)
+    running.job.scale("sum", 2)
+    cluster.kill(running.node_process(running.mapping.nodes[0]))  # in the middle of it
+    wait_for(lambda: len(running.mapping.partitions("sum")) == 2, 60)
+    adjusted(running, "most", 1)
+    running.end()
+    assert [a.what for a in running.job.adjustments if "sum from 3 to 6" in a.what]
+
+
+@pytest.mark.timeout(300)
+def test_nodes_leave_and_come(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    running = Running(cluster, spark, tmp_path)
+    running.slices(2)
+    with pytest.raises(ab.AnabranchError, match="there is no node 'nobody'"):
+        running.job.drain("nobody")
+    recoveries = len(running.job.recoveries)
+    first = running.mapping.nodes[0]
+    running.job.drain(first)
+    wait_for(lambda: first not in running.mapping.nodes, 60)
+    wait_for(lambda: first not in cluster.executors(), 60)  # it was released
+    running.slices(2)
+    assert len(running.job.recoveries) == recoveries  # nothing was lost
+    running.job.add_nodes(1)
+    wait_for(lambda: len(running.mapping.nodes) == 3, 90)  # and has its share
+    running.slices(2)
+    assert len(running.job.recoveries) == recoveries
+    running.end()
