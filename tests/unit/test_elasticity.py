@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -193,3 +194,21 @@ def test_a_scaling_is_prepared_ahead_and_replays_nothing(tmp_path: Path) -> None
     assert set(first.partitions) == {PartitionId("sum", n) for n in range(5)}
     assert "moved to node 3" in second.what
     assert len(job.actions.recoveries) == 1  # the start
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_other_systems_look_behind_a_scaling(tmp_path: Path, rollback: bool) -> None:
+    """R+SM replays from the checkpoint before it; SC undoes it first. The results are the same."""
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    job = LocalJob(topology(), tmp_path, {"rows": schema}, nodes=2)
+    job.controller._config = replace(job.controller._config, behind_scaling=True, rollback=rollback)
+    steps: list[Step] = [feed(n) for n in range(9)]
+    outputs = [job.step(s) for s in steps[:6]]
+    outputs += [job.step(s) for s in (Scale("sum", 4), steps[6], Lose())]
+    recovery = job.actions.recoveries[-1]
+    assert recovery.from_slice < job.actions.adjustments[0].slice
+    outputs += [job.step(s) for s in (*steps[7:], Idle(), Idle())]
+    assert told(outputs, "sums") == told(play(topology(), steps), "sums")
+    assert job.controller.mapping is not None
+    assert len(job.controller.mapping.partitions("sum")) == 4
+    assert len([a for a in job.actions.adjustments if "sum from 2 to 4" in a.what]) == 1 + rollback

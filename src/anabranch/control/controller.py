@@ -63,7 +63,7 @@ from anabranch.model.events import (
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, place, reassign
+from anabranch.model.mapping import Mapping, adjust, place, reassign
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -85,9 +85,10 @@ class ControlConfig:
     # Instead of a fixed choice: back up what brings any lost node back within so many seconds.
     recovery_bound_s: float | None = None
     # For comparison with other systems: a slice that seals waits for its files; a loss takes every
-    # partition back to the cut.
+    # partition back to the cut; it looks behind a scaling, which a rollback undoes.
     synchronous: bool = False
     rollback: bool = False
+    behind_scaling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class Controller:
         self._epochs = dict(past.epochs)  # every one ever given out: none comes again
         self._wishes = Wishes(plan)
         self._change: Change | None = None  # of the mapping, on its way
+        self._scaled: tuple[int, dict[str, int]] | None = None  # the cut of the last one, before it
         self._incarnations: dict[NodeId, str] = {}
         self._backed_from: dict[PartitionId, int] = {}  # first slice whose output is kept
         self._bound: RecoveryBound | None = None
@@ -284,7 +286,25 @@ class Controller:
                 )
             )
         nodes = self._wishes.allowed(self._nodes)
+        if self._config.behind_scaling:
+            self._look_behind_scaling(nodes)
         return self._recover(self._lost, reassign(self.mapping, self._lost, nodes, self._hosts))
+
+    def _look_behind_scaling(self, nodes: Sequence[NodeId]) -> None:
+        """As systems do whose checkpoints know nothing of a scaling: from the cut before it and,
+        where everything goes back, to the parallelism before it, to scale again afterwards."""
+        assert self.mapping is not None
+        scaled, self._scaled = self._scaled, None
+        if scaled is None or self._checkpoints.cut_slice != scaled[0]:
+            return  # a checkpoint has been taken since
+        self._checkpoints.fall_back()
+        if self._config.rollback:
+            now = {c: len(self.mapping.partitions(c)) for c in scaled[1]}
+            self.mapping = adjust(self.mapping, scaled[1], nodes, self._epochs, self._hosts)
+            self._lost = frozenset(self.mapping.owners)
+            for chain, count in now.items():
+                if count != scaled[1][chain]:
+                    self._wishes.scale(chain, count)
 
     def _may_try_again(self) -> bool:
         self._tries += 1
@@ -429,6 +449,8 @@ class Controller:
             return [PreparePartitions(self._installing(change))]
         if change.prepared and ledger.cut_slice == newest:
             wishes.done()
+            before = self.mapping
+            self._scaled = newest, {c: len(before.partitions(c)) for c in before.groups}
             return self._recover(change.moved, change.mapping, change.what)
         if change.prepared and ledger.sealed_slice == newest:
             return [PollNodes()]

@@ -17,13 +17,16 @@ class Strategy:
     checkpoints: bool = True
     synchronous: bool = False  # a slice that seals a checkpoint waits for its files
     rollback: bool = False  # every partition goes back to the cut, not only the lost ones
+    # A loss after a scaling goes back to the checkpoint before it; a rollback undoes it, too.
+    behind_scaling: bool = False
 
 
 STRATEGIES = {
     "ours": Strategy(),
-    # Recovery from the newest checkpoint and upstream backups; differs from ours after a scaling.
-    "R+SM": Strategy(),
+    # As ours, but a scaling splits the newest checkpoint instead of making one.
+    "R+SM": Strategy(behind_scaling=True),
     "UB": Strategy(checkpoints=False),  # the whole history is replayed
     "SB": Strategy(checkpoints=False, backups=False),  # … from the sources
-    "SC": Strategy(backups=False, synchronous=True, rollback=True),  # as Spark Streaming does
+    # As Spark Streaming does.
+    "SC": Strategy(backups=False, synchronous=True, rollback=True, behind_scaling=True),
 }

@@ -90,7 +90,4 @@ class Adjustment:
     seconds: float  # for which no slice ran
 
     def __str__(self) -> str:
-        return (
-            f"adjusted after slice {self.slice}: {self.what}; {len(self.partitions)} partitions "
-            f"installed in {self.seconds:.2f} s"
-        )
+        return f"adjusted after slice {self.slice}: {self.what}; no slice for {self.seconds:.2f} s"

@@ -106,6 +106,7 @@ class JobDriver:
                 else self._config.recovery_bound_ms / 1000,
                 synchronous=self._config.strategy.synchronous,
                 rollback=self._config.strategy.rollback,
+                behind_scaling=self._config.strategy.behind_scaling,
             )
             self.controller = Controller(plan, config, past)
             self.actions.complete_sinks(past)
