@@ -30,6 +30,8 @@ from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.enrich import Enrich
+from anabranch.operators.event_time import Timed
+from anabranch.operators.failing import DeadLetters
 from anabranch.operators.functions import SliceFunction, state_fields
 from anabranch.operators.join import WindowJoin
 from anabranch.operators.process import KeyedProcess
@@ -71,24 +73,78 @@ class Topology:
         self._event_times: dict[str, str] = {}
         self._delays: dict[str, int] = {}
         self._sinks: dict[str, Sink] = {}
+        self._dead_letters: str | None = None  # the sink they go to
 
     def source(
-        self, name: str, data: Any, *, time: str | None = None, watermark: Duration = "0s"
+        self,
+        name: str,
+        data: Any,
+        *,
+        time: str | None = None,
+        watermark: Duration = "0s",
+        on_error: str = "fail",
     ) -> Stream:
         """A Spark streaming DataFrame, or a function from the session to one.
 
         `time` names its event-time column; rows may come up to `watermark` late.
+
+        `on_error`, here and elsewhere, is what becomes of rows an operator cannot take: "fail"
+        ends the run and shows the first of them, "dead_letter" puts them aside (see
+        `dead_letters`) and goes on. A source refuses rows without an event time.
         """
-        self._add(Operator(name, Kind.SOURCE))
+        puts_aside = _puts_aside(name, on_error)
+        if puts_aside and time is None:
+            raise TopologyError(
+                f'source {name!r}: on_error="dead_letter" puts rows without an event time aside; '
+                "name its column with time=",
+                operator=name,
+            )
+        kernel = Timed(time) if puts_aside and time is not None else None
+        self._add(Operator(name, Kind.SOURCE, kernel=kernel, puts_aside=puts_aside))
         self._sources[name] = data
         if time is not None:
             self._event_times[name] = time
             self._delays[name] = microseconds(parse_duration(watermark))
         return Stream(self, (name,))
 
+    def dead_letters(self, name: str, sink: Sink) -> None:
+        """Where rows go that operators with `on_error="dead_letter"` cannot take: the number of
+        the slice, the operator, the reason, and the record as JSON; like any output, once."""
+        if self._dead_letters is not None:
+            raise TopologyError(
+                f"dead letters go to {self._dead_letters!r} already; a topology has one place "
+                "for them",
+                name=name,
+            )
+        self._dead_letters = name
+        self._sinks[name] = sink
+
     def plan(self) -> Plan:
         """Check the topology and compile it to chains and waves."""
-        return compile_plan(Graph.checked(self.name, self._operators, self._key_groups))
+        operators = [*self._operators, *self._dead_letter_sink()]
+        return compile_plan(Graph.checked(self.name, operators, self._key_groups))
+
+    def _dead_letter_sink(self) -> list[Operator]:
+        """The sink of dead letters, evaluated wherever an operator puts rows aside."""
+        careful = [o for o in self._operators if o.puts_aside]
+        if not careful and self._dead_letters is None:
+            return []
+        if self._dead_letters is None:
+            raise TopologyError(
+                f"{careful[0].name!r} puts rows aside that it cannot take "
+                '(on_error="dead_letter"), but there is no place for them; name a sink with '
+                "topology.dead_letters(name, sink)",
+                operator=careful[0].name,
+            )
+        if not careful:
+            raise TopologyError(
+                f"nothing can reach the dead letters {self._dead_letters!r}: give the operators "
+                'whose rows may fail on_error="dead_letter"',
+                operator=self._dead_letters,
+            )
+        homes = [o.producers if o.kind is Kind.SINK else (o.name,) for o in careful]
+        inputs = tuple(dict.fromkeys(p for home in homes for p in home))
+        return [Operator(self._dead_letters, Kind.SINK, (inputs,), DeadLetters())]
 
     def start(
         self,
@@ -252,29 +308,42 @@ class Stream:
     topology: Topology
     producers: tuple[str, ...]
 
-    def filter(self, name: str, predicate: Any, *, deterministic: bool = True) -> Stream:
+    def filter(
+        self, name: str, predicate: Any, *, deterministic: bool = True, on_error: str = "fail"
+    ) -> Stream:
         """Keep rows where a Polars expression, or a function of a Polars frame, is true.
 
         `deterministic=False`, here and elsewhere, says that the same rows may give another
-        result: what was shown must then not be computed again.
+        result: what was shown must then not be computed again. `on_error` as for a source: rows
+        on which the function raises by themselves.
         """
-        return self._stateless(name, Filter(predicate), deterministic)
+        return self._stateless(name, Filter(predicate), deterministic, on_error)
 
-    def select(self, name: str, *columns: Any) -> Stream:
+    def select(self, name: str, *columns: Any, on_error: str = "fail") -> Stream:
         """Column names and Polars expressions, row by row."""
-        return self._stateless(name, Select(columns))
+        return self._stateless(name, Select(columns), on_error=on_error)
 
     def map(
-        self, name: str, function: Callable[[Any], Any], *, deterministic: bool = True
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        *,
+        deterministic: bool = True,
+        on_error: str = "fail",
     ) -> Stream:
         """A function from a Polars frame to a frame (or Arrow table) with as many rows."""
-        return self._stateless(name, Map(function), deterministic)
+        return self._stateless(name, Map(function), deterministic, on_error)
 
     def flat_map(
-        self, name: str, function: Callable[[Any], Any], *, deterministic: bool = True
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        *,
+        deterministic: bool = True,
+        on_error: str = "fail",
     ) -> Stream:
         """A function from a Polars frame to a frame (or Arrow table) with any number of rows."""
-        return self._stateless(name, FlatMap(function), deterministic)
+        return self._stateless(name, FlatMap(function), deterministic, on_error)
 
     def enrich(
         self,
@@ -326,7 +395,9 @@ class Stream:
         self.topology._add(Operator(name, Kind.SINK, (self.producers,)))
         self.topology._sinks[name] = sink
 
-    def _stateless(self, name: str, kernel: Any, deterministic: bool = True) -> Stream:
+    def _stateless(
+        self, name: str, kernel: Any, deterministic: bool = True, on_error: str = "fail"
+    ) -> Stream:
         self.topology._add(
             Operator(
                 name,
@@ -335,6 +406,7 @@ class Stream:
                 kernel,
                 keeps_columns=bool(kernel.keeps_columns),
                 deterministic=deterministic,
+                puts_aside=_puts_aside(name, on_error),
             )
         )
         return Stream(self.topology, (name,))
@@ -414,6 +486,7 @@ class KeyedStream:
         ttl: Duration | None = None,
         parallelism: int | None = None,
         deterministic: bool = True,
+        on_error: str = "fail",
     ) -> Stream:
         """State and timers of your own: a `SliceFunction` or, row by row and slower, a
         `RowFunction`.
@@ -421,6 +494,9 @@ class KeyedStream:
         `time` names the event-time column; event timers have its type. With `ttl`, a key is
         forgotten, with its timers, that no row has touched for that long: by `time` and the
         watermark or, without `time`, by processing time.
+
+        With `on_error="dead_letter"`, a slice on which the function raises runs without the rows
+        that make it raise; a timer that raises ends the run.
         """
         if not isinstance(function, SliceFunction):
             what = f"the class {function.__name__}" if isinstance(function, type) else function
@@ -432,7 +508,8 @@ class KeyedStream:
         lives = None if ttl is None else Ttl.of(ttl, time)
         kernel = KeyedProcess(self.keys, function, state_fields(function), time, lives)
         ports = (self.stream.producers,)
-        return self._keyed(name, kernel, ports, parallelism, True, deterministic)
+        puts_aside = _puts_aside(name, on_error)
+        return self._keyed(name, kernel, ports, parallelism, True, deterministic, puts_aside)
 
     def join_windows(
         self,
@@ -467,6 +544,7 @@ class KeyedStream:
         parallelism: int | None,
         precombine: bool,
         deterministic: bool = True,
+        puts_aside: bool = False,
     ) -> Stream:
         topology = self.stream.topology
         topology._add(
@@ -479,6 +557,7 @@ class KeyedStream:
                 parallelism=topology._parallelism if parallelism is None else parallelism,
                 precombine=precombine,
                 deterministic=deterministic,
+                puts_aside=puts_aside,
             )
         )
         return Stream(topology, (name,))
@@ -543,6 +622,15 @@ def _plain_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _puts_aside(name: str, on_error: str) -> bool:
+    if on_error not in ("fail", "dead_letter"):
+        raise TopologyError(
+            f'operator {name!r}: on_error is {on_error!r}; give "fail" or "dead_letter"',
+            operator=name,
+        )
+    return on_error == "dead_letter"
 
 
 def _backups(choice: str | Sequence[str]) -> frozenset[str] | None:

@@ -24,6 +24,7 @@ class PartitionReport:
     backup_bytes: int = 0
     out_bytes: int = 0
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
+    dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class SourceReport:
     log_bytes: int
     cpu_s: float
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
+    dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside
 
 
 @dataclass(frozen=True, slots=True)

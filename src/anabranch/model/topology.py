@@ -44,6 +44,8 @@ class Operator:
     precombine: bool = True
     # False when the same input may give another output: what was shown must not be computed again.
     deterministic: bool = True
+    # Rows it cannot take become dead letters; else they end the run.
+    puts_aside: bool = False
 
     @property
     def producers(self) -> tuple[str, ...]:

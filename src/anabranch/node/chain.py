@@ -13,20 +13,33 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, OperatorError
 from anabranch.model.plan import Chain, Edge, inputs_in_chain
 from anabranch.model.reports import Failure
 from anabranch.model.topology import Kind, Operator
-from anabranch.operators.base import SliceTime
+from anabranch.operators.base import Computed, SliceTime
+from anabranch.operators.failing import (
+    LETTERS,
+    DeadLetters,
+    Refused,
+    first_refused,
+    letters,
+    refused_by_key,
+    shown,
+    sift,
+    without,
+)
+from anabranch.operators.process import KeyedProcess
 
 
 class ChainError(Exception):
     """A kernel raised. Carries what the user should see; never leaves this package."""
 
-    def __init__(self, operator: str, cause: BaseException) -> None:
+    def __init__(self, operator: str, cause: BaseException, record: str | None = None) -> None:
         super().__init__(str(cause))
         self.operator = operator
         self.cause = cause
+        self.record = record
 
     def failure(self, where: str) -> Failure:
         cause = self.cause
@@ -34,6 +47,8 @@ class ChainError(Exception):
             message = cause.message
         else:
             message = f"its function raised {type(cause).__name__}: {cause}"
+        if self.record is not None:
+            message += f"; the first record that fails is {self.record}"
         detail = "".join(traceback.format_exception(cause))
         return Failure(where=where, operator=self.operator, message=message, detail=detail)
 
@@ -47,6 +62,7 @@ class ChainResult:
     changes: dict[str, Any]
     rows: dict[str, int]  # rows out, per operator
     late_rows: int
+    dead: dict[str, int]  # rows put aside, per operator
 
 
 @dataclass(frozen=True)
@@ -90,28 +106,47 @@ class ChainProgram:
         tables: dict[str, pa.Table] = dict(sources)
         changes: dict[str, Any] = {}
         sinks: dict[str, pa.Table] = {}
+        aside = _Aside(time.slice)
         late = 0
         for name in self.chain.operators:
             op = self.operators[name]
-            if op.kind is Kind.SOURCE:
-                continue
             try:
-                if op.kind is Kind.KEYED:
+                if op.kind is Kind.SOURCE:
+                    if op.puts_aside:
+                        tables[name] = aside.refused_by(op, tables[name])
+                elif op.kind is Kind.KEYED:
                     inputs = self._keyed_inputs(op, tables, shuffled)
-                    computed = op.kernel.compute(states[name], inputs, time)
+                    computed = _computed(op, states[name], inputs, time, aside)
                     tables[name], changes[name] = computed.output, computed.change
                     late += computed.late_rows
+                elif isinstance(op.kernel, DeadLetters):
+                    sinks[name] = aside.letters()
                 else:
                     producers = inputs_in_chain(self.chain, op, 0)
                     merged = _concat([tables[p] for p in producers])
-                    if op.kind is Kind.SINK:
-                        sinks[name] = merged
+                    if op.kind is Kind.STATELESS:
+                        tables[name] = self._processed(op, merged, aside)
                     else:
-                        tables[name] = op.kernel.process(merged)
+                        sinks[name] = aside.refused_by(op, merged) if op.puts_aside else merged
+            except ChainError:
+                raise
             except Exception as e:
                 raise ChainError(name, e) from e
         rows = {n: t.num_rows for n, t in tables.items()}
-        return ChainResult(self._edge_tables(tables), sinks, changes, rows, late)
+        return ChainResult(self._edge_tables(tables), sinks, changes, rows, late, aside.counts)
+
+    def _processed(self, op: Operator, table: pa.Table, aside: _Aside) -> pa.Table:
+        """The operator's output. Rows are looked at one by one only when it raises."""
+        try:
+            processed: pa.Table = op.kernel.process(table)
+            return processed
+        except OperatorError as e:
+            if op.puts_aside:
+                made, refused = sift(op.kernel.process, table)
+                aside.add(op, table, refused)
+                return _concat(made or [self.schemas[op.name].empty_table()])
+            row = first_refused(op.kernel.process, table)
+            raise ChainError(op.name, e, None if row is None else shown(table, row)) from e
 
     def _keyed_inputs(
         self,
@@ -153,6 +188,50 @@ class ChainProgram:
             return target.kernel.combine(edge.port, table)
         except Exception as e:
             raise ChainError(edge.target_op, e) from e
+
+
+class _Aside:
+    """Rows of a slice that operators could not take."""
+
+    def __init__(self, slice_no: int) -> None:
+        self.counts: dict[str, int] = {}
+        self._slice = slice_no
+        self._letters = [LETTERS.empty_table()]
+
+    def add(self, op: Operator, table: pa.Table, refused: list[Refused]) -> None:
+        if refused:
+            self.counts[op.name] = self.counts.get(op.name, 0) + len(refused)
+            self._letters.append(letters(self._slice, op.name, table, refused))
+
+    def refused_by(self, op: Operator, table: pa.Table) -> pa.Table:
+        """Put aside what a source or a sink refuses; the rest of the rows."""
+        refused = op.kernel.refused(table)
+        self.add(op, table, refused)
+        return without(table, refused) if refused else table
+
+    def letters(self) -> pa.Table:
+        return pa.concat_tables(self._letters)
+
+
+def _computed(
+    op: Operator, state: Any, inputs: tuple[pa.Table, ...], time: SliceTime, aside: _Aside
+) -> Computed:
+    """The operator's slice, without the rows its function raises on if it puts them aside."""
+    try:
+        computed: Computed = op.kernel.compute(state, inputs, time)
+        return computed
+    except OperatorError as e:
+        if not isinstance(op.kernel, KeyedProcess):
+            raise  # no function of the user's: no single row is to blame
+        table = inputs[0]
+        search = refused_by_key(op.kernel, state, table, time)
+        if not op.puts_aside:
+            first = next(search, None)
+            raise ChainError(op.name, e, shown(table, first.row) if first else None) from e
+        refused = sorted(search, key=lambda r: r.row)
+        aside.add(op, table, refused)
+        again: Computed = op.kernel.compute(state, (without(table, refused),), time)
+        return again
 
 
 def _concat(tables: list[pa.Table]) -> pa.Table:

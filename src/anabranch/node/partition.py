@@ -104,6 +104,7 @@ class Partition:
                 out_bytes=sum(t.nbytes for t in result.edges.values()),
                 backup_bytes=sum(o.nbytes for o in self.outputs.values()),
                 rows_by_operator=result.rows,
+                dead_by_operator=result.dead,
             ),
         )
         return output

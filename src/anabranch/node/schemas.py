@@ -15,6 +15,7 @@ from anabranch.model.plan import Chain, Plan
 from anabranch.model.topology import Kind, Operator, Topology
 from anabranch.node.chain import ChainProgram
 from anabranch.operators.canonical import canonical
+from anabranch.operators.failing import LETTERS, DeadLetters
 from anabranch.operators.hashing import check_key_types
 from anabranch.storage.kernel_settings import encode, encode_schema
 from anabranch.storage.sinks import Sink
@@ -30,7 +31,10 @@ def infer_schemas(
         if op.kind is Kind.SOURCE:
             outputs[op.name] = canonical(sources[op.name])
             continue
-        ports = tuple(_united(op, port, outputs) for port in op.inputs)
+        if isinstance(op.kernel, DeadLetters):
+            ports: tuple[pa.Schema, ...] = (LETTERS,)
+        else:
+            ports = tuple(_united(op, port, outputs) for port in op.inputs)
         inputs[op.name] = ports
         try:
             if op.kind is Kind.SINK:

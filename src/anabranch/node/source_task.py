@@ -77,6 +77,7 @@ def run_source_task(
         log_bytes=log_bytes,
         cpu_s=time.process_time() - cpu,
         rows_by_operator=share.facts["rows_by_operator"],
+        dead_by_operator=share.facts.get("dead_by_operator", {}),
     )
     bundles = _cut(
         job, request.run, request.nodes, request.mapping, request.plan.number, task, share, None
@@ -155,7 +156,8 @@ def _compute(job: JobSpec, request: SourceRequest, rows: Mapping[str, pa.Table])
             "batch_rows": total,
             "rows": {n: t.num_rows for n, t in part.items()},
             "max_time_us": _latest(job, part),
-            "rows_by_operator": _rows_out(results),
+            "rows_by_operator": _added(r.rows for r in results),
+            "dead_by_operator": _added(r.dead for r in results),
         }
         tables = {f"edge:{i}": t for r in results for i, t in r.edges.items()}
         tables |= {f"sink:{n}": t for n, t in _sink_rows(results).items()}
@@ -167,11 +169,11 @@ def _run_chain(program: ChainProgram, rows: Mapping[str, pa.Table], when: SliceT
     return program.run({n: rows[n] for n in program.chain.operators if n in rows}, {}, {}, when)
 
 
-def _rows_out(results: list[ChainResult]) -> dict[str, int]:
+def _added(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Rows per operator; one below a union of sources is evaluated in each of their chains."""
     rows: dict[str, int] = {}
-    for result in results:
-        for name, count in result.rows.items():
+    for part in parts:
+        for name, count in part.items():
             rows[name] = rows.get(name, 0) + count
     return rows
 

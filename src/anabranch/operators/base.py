@@ -93,7 +93,10 @@ class Computed:
 class Stateful(Protocol):
     """An operator with keyed state. Its inputs arrive partitioned by `keys`."""
 
-    keys: tuple[str, ...]  # key columns, the same names on every input and on the output
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Key columns, the same names on every input and on the output."""
+        ...
 
     def output_schema(self, *schemas: pa.Schema) -> pa.Schema:
         """The schema of the output for the schemas of the inputs (as the streams have them,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -9,6 +11,7 @@ import pyarrow as pa
 from anabranch.errors import OperatorError, TopologyError
 from anabranch.operators.accumulators import plain
 from anabranch.operators.canonical import canonical_type, require_column
+from anabranch.operators.failing import Refused, shown
 
 
 def event_time_type(schema: pa.Schema, column: str, what: str) -> pa.DataType:
@@ -27,10 +30,24 @@ def event_times(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
     """Event times in microseconds; every row must have one."""
     times = table.column(column)
     if times.null_count:
+        first = shown(table, Timed(column).refused(table)[0].row)
         raise OperatorError(
             f"column {column!r} holds event times, and {times.null_count} of {len(times)} rows "
-            "have none; filter rows without a time out first",
+            f"have none, the first is {first}; filter rows without a time out first, or let "
+            'their source put them aside (on_error="dead_letter")',
             column=column,
             rows=times.null_count,
         )
     return plain(times)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The kernel of a source that puts rows without an event time aside."""
+
+    column: str
+
+    def refused(self, table: pa.Table) -> list[Refused]:
+        reason = f"column {self.column!r} is null; a row must have an event time"
+        nulls = np.flatnonzero(np.asarray(table.column(self.column).is_null()))
+        return [Refused(int(row), reason) for row in nulls]
