@@ -133,12 +133,20 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "quiet": [("bob", 1), ("ann", 3)],
     "recent": [("ann", 2), ("bob", 1), ("ann", 3)],
     "looked_up": PLAIN,
+    "cents": [("ann", 100)],
+    "dead": [
+        (1, "cents", '{"ts": "2026-01-01T00:00:00+00:00", "user": "ann", "item": "tea"'),
+        (1, "cents", '{"ts": "2026-01-01T00:00:05+00:00", "user": "bob", "item": "cup"'),
+        (1, "cents", '{"ts": "2026-01-01T00:00:09+00:00", "user": "ann", "item": "tea"'),
+    ],
 }
 
 
 @pytest.mark.parametrize("stream", EXPECTED)
 def test_the_page(stream: str, shown: dict[str, list[tuple[Any, ...]]]) -> None:
     got = shown[stream]
+    if stream == "dead":
+        got = [(n, operator, record.partition(', "amount"')[0]) for n, operator, _, record in got]
     if stream in ("some", "sold", "visits", "paid", "both"):  # no order between these rows
         assert sorted(got) == sorted(EXPECTED[stream])
     else:
