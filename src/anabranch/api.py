@@ -14,7 +14,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
 from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
+from anabranch.operators.base import LateRows
 from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.enrich import Enrich
 from anabranch.operators.event_time import Timed
@@ -231,6 +232,12 @@ class Topology:
             )
         self._operators.append(operator)
 
+    def _named(self, name: str) -> Operator:
+        return next(o for o in self._operators if o.name == name)
+
+    def _replace(self, operator: Operator) -> None:
+        self._operators = [operator if o.name == operator.name else o for o in self._operators]
+
 
 class Job:
     """A running topology."""
@@ -389,6 +396,24 @@ class Stream:
         marked = self.select(f"{name}.all", pl.all(), pl.lit(0, pl.Int8).alias(_ALL))
         ranking = marked.key_by(_ALL).top_k(name, k, by=by, descending=descending, parallelism=1)
         return ranking.select(f"{name}.ranking", pl.exclude(_ALL))
+
+    def late(self, name: str) -> Stream:
+        """The rows that came too late for the operator that makes this stream: windowed
+        aggregates, `deduplicate(within=…)` or `join_windows`.
+
+        They are as the operator was given them (of a join, with nulls for the other side's
+        columns). To have them, rows go through the shuffle as they are, as with
+        `precombine=False`.
+        """
+        operator = self.topology._named(self.producers[0])
+        if len(self.producers) > 1 or not hasattr(operator.kernel, "late_schema"):
+            raise TopologyError(
+                f"operator {name!r}: no row is late for {' and '.join(self.producers)}; take "
+                ".late(...) of windowed aggregates, deduplicate(within=...) or join_windows",
+                operator=name,
+            )
+        self.topology._replace(replace(operator, precombine=False))
+        return self._stateless(name, LateRows())
 
     def to(self, name: str, sink: Sink) -> None:
         """End the stream in a sink."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from anabranch.model.mapping import Mapping as PartitionMapping
@@ -35,6 +35,9 @@ class Progress:
     checkpoint_age_s: float | None  # since that checkpoint was complete
     cpu_s: float
     nodes: Mapping[str, tuple[int, int, int]]  # node → (pid, resident bytes, partitions)
+    rows_by_sink: Mapping[str, int] = field(default_factory=dict)
+    late_by_operator: Mapping[str, int] = field(default_factory=dict)
+    dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,12 +55,20 @@ def summarise(
     partitions = [(p, x) for r in reports for p, x in r.partitions.items()]
     by_source: dict[str, int] = {}
     by_operator: dict[str, int] = {}
+    by_sink: dict[str, int] = {}
+    late: dict[str, int] = {}
+    dead: dict[str, int] = {}
     state: dict[str, tuple[int, int]] = {}
     for source in sources:
         _add(by_source, source.rows)
         _add(by_operator, source.rows_by_operator)
+        _add(dead, source.dead_by_operator)
+    for staged in (s for r in reports for s in r.staged):
+        _add(by_sink, {staged.sink: staged.rows})
     for partition, report in partitions:
         _add(by_operator, report.rows_by_operator)
+        _add(late, report.late_by_operator)
+        _add(dead, report.dead_by_operator)
         rows, size = state.get(partition.chain, (0, 0))
         state[partition.chain] = (rows + report.state_rows, size + report.state_bytes)
     return Progress(
@@ -68,8 +79,8 @@ def summarise(
         rows_in=sum(by_source.values()),
         rows_by_source=by_source,
         rows_by_operator=by_operator,
-        rows_to_sinks=sum(s.rows for r in reports for s in r.staged),
-        late_rows=sum(x.late_rows for _, x in partitions),
+        rows_to_sinks=sum(by_sink.values()),
+        late_rows=sum(late.values()),
         watermark_us=plan.watermark_us,
         packet_bytes=sum(x.packet_bytes for _, x in partitions),
         source_log_bytes=sum(s.log_bytes for s in sources),
@@ -81,6 +92,9 @@ def summarise(
         checkpoint_age_s=checkpoint[1],
         cpu_s=sum(x.cpu_s for _, x in partitions) + sum(s.cpu_s for s in sources),
         nodes={r.node: (r.pid, r.memory_bytes, len(mapping.hosted_by(r.node))) for r in reports},
+        rows_by_sink=by_sink,
+        late_by_operator=late,
+        dead_by_operator=dead,
     )
 
 

@@ -16,7 +16,6 @@ class PartitionReport:
     epoch: int
     rows_in: int = 0
     rows_out: int = 0
-    late_rows: int = 0
     cpu_s: float = 0.0
     packet_bytes: int = 0
     state_rows: int = 0
@@ -24,6 +23,7 @@ class PartitionReport:
     backup_bytes: int = 0
     out_bytes: int = 0
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
+    late_by_operator: Mapping[str, int] = field(default_factory=dict)
     dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside
 
 

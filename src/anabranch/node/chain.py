@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import AnabranchError, OperatorError
 from anabranch.model.plan import Chain, Edge, inputs_in_chain
 from anabranch.model.reports import Failure
 from anabranch.model.topology import Kind, Operator
-from anabranch.operators.base import Computed, SliceTime
+from anabranch.operators.base import Computed, LateRows, Punctual, SliceTime
 from anabranch.operators.failing import (
     LETTERS,
     DeadLetters,
@@ -61,8 +63,17 @@ class ChainResult:
     sinks: dict[str, pa.Table]
     changes: dict[str, Any]
     rows: dict[str, int]  # rows out, per operator
-    late_rows: int
+    late: dict[str, int]  # rows that came too late, per operator
     dead: dict[str, int]  # rows put aside, per operator
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """The rows of an input as they came, and the combined row that each is in (None: the one
+    with the same number)."""
+
+    rows: pa.Table
+    members: npt.NDArray[Any] | None
 
 
 @dataclass(frozen=True)
@@ -104,10 +115,10 @@ class ChainProgram:
     ) -> ChainResult:
         """Compute the slice from source rows (source chains) or packets per edge (the others)."""
         tables: dict[str, pa.Table] = dict(sources)
-        changes: dict[str, Any] = {}
         sinks: dict[str, pa.Table] = {}
+        arrived: dict[str, list[_Arrived]] = {}
+        done: dict[str, Computed] = {}
         aside = _Aside(time.slice)
-        late = 0
         for name in self.chain.operators:
             op = self.operators[name]
             try:
@@ -115,10 +126,12 @@ class ChainProgram:
                     if op.puts_aside:
                         tables[name] = aside.refused_by(op, tables[name])
                 elif op.kind is Kind.KEYED:
-                    inputs = self._keyed_inputs(op, tables, shuffled)
-                    computed = _computed(op, states[name], inputs, time, aside)
-                    tables[name], changes[name] = computed.output, computed.change
-                    late += computed.late_rows
+                    inputs, arrived[name] = self._keyed_inputs(op, tables, shuffled)
+                    done[name] = computed = _computed(op, states[name], inputs, time, aside)
+                    tables[name] = computed.output
+                elif isinstance(op.kernel, LateRows):
+                    producer = op.producers[0]
+                    tables[name] = self._late(op, arrived[producer], done[producer].late)
                 elif isinstance(op.kernel, DeadLetters):
                     sinks[name] = aside.letters()
                 else:
@@ -132,8 +145,14 @@ class ChainProgram:
                 raise
             except Exception as e:
                 raise ChainError(name, e) from e
-        rows = {n: t.num_rows for n, t in tables.items()}
-        return ChainResult(self._edge_tables(tables), sinks, changes, rows, late, aside.counts)
+        return ChainResult(
+            self._edge_tables(tables),
+            sinks,
+            {n: c.change for n, c in done.items()},
+            {n: t.num_rows for n, t in tables.items()},
+            {n: c.late_rows for n, c in done.items() if c.late_rows},
+            aside.counts,
+        )
 
     def _processed(self, op: Operator, table: pa.Table, aside: _Aside) -> pa.Table:
         """The operator's output. Rows are looked at one by one only when it raises."""
@@ -153,21 +172,43 @@ class ChainProgram:
         op: Operator,
         tables: Mapping[str, pa.Table],
         shuffled: Mapping[int, list[pa.Table]],
-    ) -> tuple[pa.Table, ...]:
-        ports = []
+    ) -> tuple[tuple[pa.Table, ...], list[_Arrived]]:
+        """Combined rows per port and, where late ones are kept, the rows they were made of."""
+        keeps_late = any(
+            isinstance(o.kernel, LateRows) and op.name in o.producers
+            for o in self.operators.values()
+        )
+        ports, arrived = [], []
         for port in range(len(op.inputs)):
             pieces: list[pa.Table] = []
             for edge in self.chain.inputs:
                 if edge.target_op == op.name and edge.port == port:
-                    rows = shuffled.get(edge.id, [])
-                    pieces += rows if op.precombine else [op.kernel.combine(port, r) for r in rows]
-            for producer in inputs_in_chain(self.chain, op, port):
-                pieces.append(op.kernel.combine(port, tables[producer]))
-            if not pieces:
-                empty = self.inputs_of[op.name][port].empty_table()
-                pieces.append(op.kernel.combine(port, empty))
-            ports.append(_concat(pieces))
-        return tuple(ports)
+                    pieces += shuffled.get(edge.id, [])
+            own = [tables[p] for p in inputs_in_chain(self.chain, op, port)]
+            if not pieces and not own:
+                own = [self.inputs_of[op.name][port].empty_table()]
+            if keeps_late:
+                rows = _concat([*pieces, *own])
+                table, members = op.kernel.grouped(port, rows)
+                arrived.append(_Arrived(rows, members))
+            else:
+                if not op.precombine:
+                    pieces = [op.kernel.combine(port, t) for t in pieces]
+                table = _concat([*pieces, *(op.kernel.combine(port, t) for t in own)])
+            ports.append(table)
+        return tuple(ports), arrived
+
+    def _late(
+        self, op: Operator, arrived: list[_Arrived], late: tuple[npt.NDArray[np.bool_], ...]
+    ) -> pa.Table:
+        """The rows that came too late for the operator's producer, given which combined ones."""
+        kernel: Punctual = self.operators[op.producers[0]].kernel
+        parts = []
+        for port, (came, combined) in enumerate(zip(arrived, late, strict=True)):
+            mask = combined if came.members is None else combined[came.members]
+            rows = came.rows.filter(pa.array(mask))
+            parts.append(kernel.late_table(port, rows, self.schemas[op.name]))
+        return _concat(parts)
 
     def _edge_tables(self, tables: Mapping[str, pa.Table]) -> dict[int, pa.Table]:
         """Rows per outgoing edge; edges that carry the same rows share one table."""

@@ -96,7 +96,7 @@ class Partition:
                 rows_in=sum(t.num_rows for ts in shuffled.values() for t in ts),
                 rows_out=sum(t.num_rows for t in result.edges.values())
                 + sum(t.num_rows for t in result.sinks.values()),
-                late_rows=result.late_rows,
+                late_by_operator=result.late,
                 cpu_s=time.process_time() - cpu,
                 packet_bytes=sum(t.nbytes for ts in shuffled.values() for t in ts),
                 state_rows=sum(s.rows for s in self.states.values()),

@@ -14,6 +14,7 @@ from anabranch.errors import TopologyError
 from anabranch.model.plan import Chain, Plan
 from anabranch.model.topology import Kind, Operator, Topology
 from anabranch.node.chain import ChainProgram
+from anabranch.operators.base import LateRows, Punctual
 from anabranch.operators.canonical import canonical
 from anabranch.operators.failing import LETTERS, DeadLetters
 from anabranch.operators.hashing import check_key_types
@@ -43,6 +44,10 @@ def infer_schemas(
                 for schema in ports:
                     check_key_types(schema, op.keys)
                 outputs[op.name] = op.kernel.output_schema(*ports)
+            elif isinstance(op.kernel, LateRows):
+                (keyed,) = op.producers
+                kernel: Punctual = topology.by_name[keyed].kernel
+                outputs[op.name] = kernel.late_schema(*inputs[keyed])
             else:
                 outputs[op.name] = op.kernel.output_schema(ports[0])
         except TopologyError as e:

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 # Every table a state seals or loads starts with these two columns.
@@ -83,11 +85,23 @@ class State(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What `Stateful.compute` returns: rows for downstream and a change for the state."""
+    """What `Stateful.compute` returns: rows for downstream and a change for the state.
+
+    `late_rows` counts rows of the stream that came too late; `late` says, per input, which rows
+    of `compute`'s input they are in.
+    """
 
     output: pa.Table
     change: Any
     late_rows: int = 0
+    late: tuple[npt.NDArray[np.bool_], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """The kernel of the stream of rows that came too late for a keyed operator, its producer."""
+
+    keeps_columns = True  # they are where their key is
 
 
 class Stateful(Protocol):
@@ -116,3 +130,20 @@ class Stateful(Protocol):
         ...
 
     def compute(self, state: Any, inputs: tuple[pa.Table, ...], time: SliceTime) -> Computed: ...
+
+
+class Punctual(Stateful, Protocol):
+    """A stateful operator for which rows can be too late."""
+
+    def late_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        """The schema of the rows that came too late."""
+        ...
+
+    def grouped(self, port: int, table: pa.Table) -> tuple[pa.Table, npt.NDArray[Any] | None]:
+        """The combined table, and in which of its rows each row of the given one is (None: in
+        the one with the same number)."""
+        ...
+
+    def late_table(self, port: int, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Late rows of an input in the form of `late_schema`."""
+        ...

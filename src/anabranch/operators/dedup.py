@@ -33,6 +33,7 @@ from anabranch.operators.keyed_table import ABSENT, KeyedTable
 from anabranch.operators.windows import (
     CLOSED_US,
     ROWS,
+    Members,
     latest,
     pick,
     rows_by_value,
@@ -180,7 +181,18 @@ class Deduplicate:
     def new_state(self, key_groups: int, *schemas: pa.Schema) -> DedupState:
         return DedupState(self._key_schema(schemas[0]), self._within_us, key_groups)
 
+    def late_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        if self.time is None:
+            raise TopologyError("without within=, no row is late")
+        return canonical(schemas[0])
+
+    def late_table(self, port: int, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        return canonical_table(rows)
+
     def combine(self, port: int, table: pa.Table) -> pa.Table:
+        return self.grouped(port, table)[0]
+
+    def grouped(self, port: int, table: pa.Table) -> tuple[pa.Table, Members]:
         """Of rows with the same key and time, the first. Others must go on: whether the row they
         are close to passes is only known where all rows of the key meet."""
         table = canonical_table(table)
@@ -190,14 +202,14 @@ class Deduplicate:
         groups = group_rows(*hash_keys(table, by))
         if groups.members is not None:
             table = table.take(pa.array(groups.firsts))
-        if self.time is None:
-            return table
-        return with_columns(table, {ROWS: row_counts(groups)})
+        if self.time is not None:
+            table = with_columns(table, {ROWS: row_counts(groups)})
+        return table, groups.members
 
     def compute(self, state: DedupState, inputs: tuple[pa.Table, ...], time: SliceTime) -> Computed:
         table, late_rows = canonical_table(inputs[0]), 0
         times = np.zeros(table.num_rows, dtype=np.int64)
-        candidates = np.arange(table.num_rows)
+        late = np.zeros(table.num_rows, dtype=np.bool_)
         watermark = None
         if self.time is not None:
             watermark = latest(state.closed_us, time.watermark_us)
@@ -205,10 +217,9 @@ class Deduplicate:
             if watermark is not None:
                 late = (times // self._within_us + 1) * self._within_us <= watermark
                 late_rows = int(plain(table.column(ROWS))[late].sum())
-                candidates = np.flatnonzero(~late)
             table = table.drop_columns([ROWS])
         first, second = hash_keys(table, self.keys)
-        passing = self._passing(state, candidates, first, second, times)
+        passing = self._passing(state, np.flatnonzero(~late), first, second, times)
         keys = table.select(self.keys)
         passed = []
         for span, at in rows_by_value(times[passing] // self._within_us):
@@ -216,7 +227,7 @@ class Deduplicate:
             rows = keys.take(pa.array(own))
             passed.append(_Passed(span, first[own], second[own], rows, times[own]))
         output = table.take(pa.array(passing)) if len(passing) < table.num_rows else table
-        return Computed(output, DedupChange(tuple(passed), watermark), late_rows)
+        return Computed(output, DedupChange(tuple(passed), watermark), late_rows, (late,))
 
     def _passing(
         self, state: DedupState, candidates: Rows, first: Hashes, second: Hashes, times: Rows

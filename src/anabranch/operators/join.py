@@ -32,6 +32,7 @@ from anabranch.operators.windows import (
     CLOSED_US,
     WINDOW_END,
     WINDOW_START,
+    Members,
     latest,
     pick,
     rows_by_value,
@@ -176,14 +177,29 @@ class WindowJoin:
     def new_state(self, key_groups: int, *schemas: pa.Schema) -> JoinState:
         return JoinState(self.keys, self._sides(*schemas), microseconds(self.retain), key_groups)
 
+    def late_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        """As of pairs: the columns of the side that the row is not of are null."""
+        return self.output_schema(*schemas)
+
+    def late_table(self, port: int, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        own = self.combine(port, rows)
+        columns = [
+            own.column(f.name) if f.name in own.schema.names else pa.nulls(own.num_rows, f.type)
+            for f in schema
+        ]
+        return pa.table(columns, schema=schema)
+
     def combine(self, port: int, table: pa.Table) -> pa.Table:
         """Only the columns the join needs."""
         return canonical_table(table.select([*self._on(), *(self.left, self.right)[port]]))
 
+    def grouped(self, port: int, table: pa.Table) -> tuple[pa.Table, Members]:
+        return self.combine(port, table), None
+
     def compute(self, state: JoinState, inputs: tuple[pa.Table, ...], time: SliceTime) -> Computed:
         watermark = latest(state.closed_us, time.watermark_us)
         arrivals = [self._arrivals(state, side, inputs[side]) for side in (LEFT, RIGHT)]
-        late = sum(lost for _, lost in arrivals)
+        late = tuple(lost for _, lost in arrivals)
         left, right = (by_end for by_end, _ in arrivals)
         outputs = [self._output(*(schema.empty_table() for schema in state.sides))]
         updates: list[tuple[Waiting, Update]] = []
@@ -196,12 +212,15 @@ class WindowJoin:
             for side, new in ((LEFT, new_left), (RIGHT, new_right)):
                 if len(new.first):
                     updates.append(((end, side), new.update(state.at(end, side))))
-        return Computed(pa.concat_tables(outputs), JoinChange(tuple(updates), watermark), late)
+        late_rows = sum(int(lost.sum()) for lost in late)
+        change = JoinChange(tuple(updates), watermark)
+        return Computed(pa.concat_tables(outputs), change, late_rows, late)
 
     def _arrivals(
         self, state: JoinState, side: int, table: pa.Table
-    ) -> tuple[dict[int, _Arrival], int]:
-        """Rows by the end of their window, without those that come after their wait."""
+    ) -> tuple[dict[int, _Arrival], npt.NDArray[np.bool_]]:
+        """Rows by the end of their window, without those that come after their wait; which rows
+        those are."""
         rows = table.select(state.sides[side].names).cast(state.sides[side])
         for name in (WINDOW_START, WINDOW_END):
             if rows.column(name).null_count:
@@ -211,10 +230,10 @@ class WindowJoin:
                 )
         first, second = _identities(rows, self.keys)
         arrivals: dict[int, _Arrival] = {}
-        late = 0
+        late = np.zeros(rows.num_rows, dtype=np.bool_)
         for end, at in rows_by_value(plain(rows.column(WINDOW_END))):
             if state.expired(end, state.closed_us):
-                late += len(first[at])
+                late[at] = True
             else:
                 arrivals[end] = _Arrival(pick(rows, at), first[at], second[at])
         return arrivals, late

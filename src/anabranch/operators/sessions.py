@@ -26,7 +26,7 @@ from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.accumulators import plain, row_counts
 from anabranch.operators.aggregates import Aggregate, AggregatePlan, check_names, with_columns
 from anabranch.operators.base import Computed, SliceTime
-from anabranch.operators.canonical import canonical_table
+from anabranch.operators.canonical import canonical, canonical_table
 from anabranch.operators.deadlines import DeadlineIndex, Hashed
 from anabranch.operators.event_time import event_time_type, event_times
 from anabranch.operators.grouping import Groups, group_rows
@@ -45,6 +45,7 @@ from anabranch.operators.windows import (
     ROWS,
     WINDOW_END,
     WINDOW_START,
+    Members,
     latest,
 )
 
@@ -184,7 +185,16 @@ class SessionAggregate:
         plan, kind = self._plan(schemas[0]), self._time_type(schemas[0])
         return SessionState(plan, reach_us, kind, key_groups)
 
+    def late_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        return canonical(schemas[0])
+
+    def late_table(self, port: int, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        return canonical_table(rows)
+
     def combine(self, port: int, table: pa.Table) -> pa.Table:
+        return self.grouped(port, table)[0]
+
+    def grouped(self, port: int, table: pa.Table) -> tuple[pa.Table, Members]:
         """One row per key and session of these rows alone; keys in order of first appearance."""
         table = canonical_table(table)
         times = event_times(table, self.time)
@@ -193,7 +203,8 @@ class SessionAggregate:
         plan = self._plan(table.schema)
         columns = plan.reduce(table, merged.groups)
         columns |= {START: merged.start, LAST: merged.last, ROWS: row_counts(merged.groups)}
-        return with_columns(table.select(self.keys).take(pa.array(merged.groups.firsts)), columns)
+        keys = table.select(self.keys).take(pa.array(merged.groups.firsts))
+        return with_columns(keys, columns), merged.of_row
 
     def compute(
         self, state: SessionState, inputs: tuple[pa.Table, ...], time: SliceTime
@@ -210,7 +221,8 @@ class SessionAggregate:
         spans = _Spans.held(state, owners[going_on], slots[going_on]).followed_by(arriving)
         merged = merge_sessions(spans.owner, spans.start, spans.last, self.session.gap_us)
         late = state.closed(merged.last, watermark)
-        late_rows = int(spans.rows[late[merged.of_row]].sum())
+        late_spans = late[merged.of_row]
+        late_rows = int(spans.rows[late_spans].sum())
         owner = spans.owner[merged.groups.firsts]
         kept, new = np.flatnonzero(~late), np.flatnonzero(~late & ~merged.holds(spans.rows == 0))
         values: Columns = {START: merged.start, LAST: merged.last}
@@ -225,7 +237,8 @@ class SessionAggregate:
         )
         to_watch = state.deadlines(merged.last[new]), _pick(touched, owner[new])
         change = SessionChange(lists, *to_watch, watermark)
-        return Computed(self._emit(state, due), change, late_rows)
+        arrived_late = late_spans[len(spans.rows) - inputs[0].num_rows :]
+        return Computed(self._emit(state, due), change, late_rows, (arrived_late,))
 
     def _emit(self, state: SessionState, slots: Slots) -> pa.Table:
         values = state.lists.values(slots)

@@ -5,7 +5,8 @@ whole (the window itself when tumbling): a row is stored once however many windo
 window is the merge of its panes. Each pane is a table of its own, so closing drops it whole.
 
 A window is closed when its end plus the lateness is at or below the watermark. Rows of a slice meet
-the windows the watermark leaves open; then the windows it closes are emitted.
+the windows the watermark leaves open; then the windows it closes are emitted. A row is late when
+all its windows are closed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from anabranch.operators.aggregates import (
     with_columns,
 )
 from anabranch.operators.base import Computed, SliceTime
-from anabranch.operators.canonical import canonical_table
+from anabranch.operators.canonical import canonical, canonical_table
 from anabranch.operators.event_time import event_time_type, event_times
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import hash_keys
@@ -209,7 +210,16 @@ class WindowedAggregate:
         plan, kind = self._plan(schemas[0]), self._time_type(schemas[0])
         return WindowState(plan, self.window, lateness_us, kind, key_groups)
 
+    def late_schema(self, *schemas: pa.Schema) -> pa.Schema:
+        return canonical(schemas[0])
+
+    def late_table(self, port: int, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        return canonical_table(rows)
+
     def combine(self, port: int, table: pa.Table) -> pa.Table:
+        return self.grouped(port, table)[0]
+
+    def grouped(self, port: int, table: pa.Table) -> tuple[pa.Table, Members]:
         """One row per key and pane."""
         table = canonical_table(table)
         plan = self._plan(table.schema)
@@ -227,30 +237,29 @@ class WindowedAggregate:
         extra = {PANE: panes[groups.firsts]}
         if self._rows_column() == ROWS:
             extra[ROWS] = row_counts(groups)
-        return with_columns(keys, {**parts, **extra})
+        return with_columns(keys, {**parts, **extra}), groups.members
 
     def compute(
         self, state: WindowState, inputs: tuple[pa.Table, ...], time: SliceTime
     ) -> Computed:
         watermark = latest(state.closed_us, time.watermark_us)
         updates, late = self._updates(state, inputs[0], watermark)
+        late_rows = int(plain(inputs[0].column(self._rows_column()))[late].sum())
         output = self._emit(state, state.closing(watermark))
-        return Computed(output, WindowChange(updates, watermark), late)
+        return Computed(output, WindowChange(updates, watermark), late_rows, (late,))
 
     def _updates(
         self, state: WindowState, table: pa.Table, watermark: int | None
-    ) -> tuple[tuple[tuple[int, AggregateUpdate], ...], int]:
-        """The change of every pane that is still in an open window, and the rows lost."""
+    ) -> tuple[tuple[tuple[int, AggregateUpdate], ...], npt.NDArray[np.bool_]]:
+        """The change of every pane that is still in an open window, and which rows are in none."""
         keys = canonical_table(table.select(self.keys))
         first, second = hash_keys(keys, self.keys)
-        counts = plain(table.column(self._rows_column()))
         arriving = state.plan.of_combined(table)
-        updates, late = [], 0
+        updates, late = [], np.zeros(table.num_rows, dtype=np.bool_)
         for pane, rows in rows_by_value(plain(table.column(PANE))):
-            starts = self.window.starts_of(pane)
-            lost = [s for s in starts if watermark is not None and state.deadline(s) <= watermark]
-            late += len(lost) * int(counts[rows].sum())
-            if len(lost) == len(starts):
+            last = self.window.last_start(pane)
+            if watermark is not None and state.deadline(last) <= watermark:
+                late[rows] = True
                 continue
             own = {name: column[rows] for name, column in arriving.items()}
             hashes = first[rows], second[rows]
@@ -291,6 +300,7 @@ class WindowedAggregate:
 
 
 Picked = npt.NDArray[np.int64] | slice
+Members = npt.NDArray[np.int32] | None  # the combined row of every row
 
 
 def rows_by_value(values: npt.NDArray[np.int64]) -> Iterator[tuple[int, Picked]]:

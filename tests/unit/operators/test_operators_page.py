@@ -116,6 +116,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "some": [PLAIN[1], PLAIN[2], PLAIN[0], PLAIN[2]],
     "spent": [("ann", 2, 34), ("bob", 1, 20), ("ann", 3, 35)],
     "sold": [("tea", 2), ("cup", 1), ("pot", 1)],
+    "too_late": [],
     "visits": [("ann", 3), ("bob", 1)],
     "paid": [("tea", 34), ("cup", 20), ("pot", 1)],
     "both": [("tea", 2, 34), ("cup", 1, 20), ("pot", 1, 1)],

@@ -44,8 +44,9 @@ class Model:
         for key, at, value in rows:
             starts = [s for s in self._starts() if s <= at < s + self.window.size_us]
             lost = [s for s in starts if self._closed(s, watermark)]
-            self.late += len(lost)
-            if len(lost) < len(starts):
+            if len(lost) == len(starts):
+                self.late += 1
+            else:
                 pane = at - at % self.window.pane_us
                 self.panes.setdefault(pane, {}).setdefault(key, []).append(value)
         return outputs
@@ -176,10 +177,11 @@ def test_late_rows_are_counted_without_a_count() -> None:
     state = summed.new_state(GROUPS, SCHEMA)
     rows = summed.combine(0, table_of([("a", 7 * SECOND, 1), ("a", 8 * SECOND, 1)]))
     result = summed.compute(state, (rows,), SliceTime(0, 10 * SECOND, 0))
-    assert result.late_rows == 2  # one of the two windows that hold second 7 and 8 is closed
+    assert result.late_rows == 0  # one of the two windows that hold second 7 and 8 is open
     state.install(result.change)
-    output = summed.compute(state, (rows.slice(0, 0),), SliceTime(1, 15 * SECOND, 0)).output
-    assert output.column("total").to_pylist() == [2]
+    result = summed.compute(state, (rows,), SliceTime(1, 15 * SECOND, 0))
+    assert result.output.column("total").to_pylist() == [2]
+    assert (result.late_rows, result.late[0].tolist()) == (2, [True])
 
 
 def test_windows_keep_the_time_zone() -> None:
