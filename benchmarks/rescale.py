@@ -32,7 +32,8 @@ KEY_BYTES = 1_000  # of a word: a large state without many millions of keys
 LOAD_KEYS = 50_000  # in a file of the first load
 TARGETS = (2, 4, 2, 1)
 COLUMNS = "word string, bucket long"
-SETTLE = 10  # seconds, before anything is measured
+SETTLE = 10  # batches in a row that are on schedule, before anything is measured
+STEADY_S = 2.5  # the lag of such a batch
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,11 @@ class Watch:
                 found.append(Batch(began, began + took, self._feed.written_at(rows)))
         return found
 
+    @property
+    def steady(self) -> bool:
+        newest = self.batches()[-SETTLE:]
+        return len(newest) == SETTLE and all(b.lag < STEADY_S for b in newest)
+
     def delay(self, since: float, until: float) -> float:
         """How much later than usual the latest batch was."""
         found = self.batches()
@@ -161,7 +167,7 @@ def load(feed: Feed, watch: Watch, keys: int) -> None:
         first = feed.load(first)
         _await(lambda: watch.rows >= feed.rows, 120.0)
     feed.start()
-    time.sleep(SETTLE)
+    _await(lambda: watch.steady, 90.0)
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,6 @@ def run_theirs(root: Path, keys: int, sizes: Sizes) -> list[Scaled]:
 
         query = start(1)
         load(feed, watch, keys)
-        time.sleep(sizes.calm_s / 2)
         scaled = []
         for target in sizes.theirs:
             asked = time.time()
@@ -254,8 +259,8 @@ def run_theirs(root: Path, keys: int, sizes: Sizes) -> list[Scaled]:
             seen = len(watch.batches())
             _await(lambda seen=seen: len(watch.batches()) > seen, 180.0)  # type: ignore[misc]
             done = time.time()
-            time.sleep(sizes.after_s)
-            delay = watch.delay(asked, done + sizes.after_s)
+            _await(lambda: watch.steady, 60.0)
+            delay = watch.delay(asked, time.time())
             say(f"  theirs → {target}: {done - asked:.1f} s, delay {delay:.2f} s")
             scaled.append(Scaled(f"→ {target}", done - asked, done - asked, delay))
         feed.finish()

@@ -189,9 +189,11 @@ class Controller:
                 return self._on_prepared(event)
             case ScaleRequested():
                 self._wishes.scale(event.operator, event.parallelism)
+                self._change = None  # another one: it takes all wishes in
                 return self._go_on(event.now_ms)
             case DrainRequested():
                 self._wishes.drain(event.node, self._nodes)
+                self._change = None
                 return self._released() + self._go_on(event.now_ms)
             case NodesPolled():
                 return self._on_poll(event)
@@ -208,6 +210,7 @@ class Controller:
         self._hosts |= event.hosts
         if self.phase is not Phase.WAITING or not self._nodes:
             self._wishes.spread()
+            self._change = None
             return self._go_on(event.now_ms)
         if self.mapping is None:
             past = self._past
@@ -220,6 +223,7 @@ class Controller:
     def _on_lost(self, event: NodesLost) -> list[Command]:
         self._nodes = [n for n in self._nodes if n not in event.nodes]
         self._wishes.drained -= set(event.nodes)
+        self._change = None
         self._lost_ms = self._lost_ms or event.now_ms
         self._interrupt(event.logged)
         if self.mapping is None:
@@ -561,6 +565,7 @@ class Controller:
                 processing_ms=now_ms,
                 mapping=0,
                 seal=self._shall_seal(now_ms, seal) and not self._checkpoints.in_flight,
+                fold=self._change is None,
                 generation=logged.generation if logged else self._generation,
                 attempt=self._attempt_of(feed, logged),
             )

@@ -31,6 +31,7 @@ class SlicePlan:
     # Which log the rows are in: the driver that wrote it, and its try at reading the batch.
     generation: int = 0
     attempt: int = 0
+    fold: bool = True  # may a seal write the whole state, where deltas have piled up?
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class Host:
         if not request.last:
             return outgoing, None
         if plan.seal and not self._notes.problems:
-            self._seal(plan.number)
+            self._seal(plan)
         self._spill(request.confirmed)
         return outgoing, self._report()
 
@@ -465,15 +465,14 @@ class Host:
 
     # -- checkpoints, backups, reports ---------------------------------------------------------
 
-    def _seal(self, slice_no: int) -> None:
+    def _seal(self, plan: SlicePlan) -> None:
         """Copy what changed; the writer thread makes it durable while slices go on."""
         assert self._job is not None
-        for partition in self._partitions.values():
-            if partition.sealed < slice_no:
-                full, states = partition.seal()
-                self._writer.submit(
-                    self._run, self._job.root, partition.id, slice_no, partition.epoch, full, states
-                )
+        root, number = self._job.root, plan.number
+        for p in self._partitions.values():
+            if p.sealed < number:
+                full, states = p.seal(plan.fold)
+                self._writer.submit(self._run, root, p.id, number, p.epoch, full, states)
 
     def _spill(self, confirmed: int) -> None:
         """Move the oldest backups to disk while there are too many in memory."""

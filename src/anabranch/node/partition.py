@@ -133,16 +133,18 @@ class Partition:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def seal(self) -> tuple[bool, dict[str, list[pa.Table]]]:
+    def seal(self, fold: bool = True) -> tuple[bool, dict[str, list[pa.Table]]]:
         """The state, or what changed since the last seal, as tables: (is it full?, tables).
 
-        Once per slice: a second delta would be empty and take the place of the first.
+        Once per slice: a second delta would be empty and take the place of the first. Without
+        `fold` deltas pile up further: state that is loaded ahead must stay a part of the files.
         """
         self.sealed = self.next_slice - 1
         deltas = {n: s.seal() for n, s in self.states.items()}
         rows = sum(t.num_rows for t in deltas.values())
         total = sum(s.rows for s in self.states.values())
-        if self._delta_rows is None or self._delta_rows + rows > FULL_AFTER_DELTA_SHARE * total:
+        pile = FULL_AFTER_DELTA_SHARE * total
+        if self._delta_rows is None or (fold and self._delta_rows + rows > pile):
             self._delta_rows = 0
             return True, {n: [s.snapshot()] for n, s in self.states.items()}
         self._delta_rows += rows

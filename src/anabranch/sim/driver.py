@@ -254,7 +254,8 @@ class SimDriver:
         self.world.counts["shadows"] += len(plan.shadows)
         self.world.counts["senders"] += len(plan.senders)
         self.world.tell(
-            "recovery {}.{} from cut {}: {}; slices {}; shadows {}; senders {}",
+            "{} {}.{} from cut {}: {}; slices {}; shadows {}; senders {}",
+            "adjustment" if plan.adjustment else "recovery",
             plan.mapping.version,
             plan.part,
             plan.cut,
