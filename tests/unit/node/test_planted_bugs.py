@@ -81,8 +81,8 @@ def plant_sealed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def plant_lost_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Partition.seal
 
-    def seal(self: Partition) -> Any:
-        full, states = real(self)
+    def seal(self: Partition, fold: bool) -> Any:
+        full, states = real(self, fold)
         return full, {n: [t.slice(0, t.num_rows // 2) for t in ts] for n, ts in states.items()}
 
     monkeypatch.setattr(Partition, "seal", seal)
