@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anabranch.api import Job, KeyedStream, Stream, Topology, WindowedStream, describe
+from anabranch.control.autoscaler import Autoscale
 from anabranch.errors import AnabranchError
 from anabranch.operators.aggregates import Count as count  # noqa: N813 - functions to a user
 from anabranch.operators.aggregates import Max as max  # noqa: N813
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AnabranchError",
+    "Autoscale",
     "Console",
     "Delta",
     "EmbeddedCluster",

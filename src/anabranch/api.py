@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from anabranch.control.autoscaler import Autoscale
 from anabranch.control.strategies import STRATEGIES
 from anabranch.errors import AnabranchError, ConfigError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from anabranch.driver.progress import Progress
     from anabranch.model.recovery import Adjustment, Recovery
+    from anabranch.model.scaling import Decision
     from anabranch.spark.driver import JobDriver
 
 Duration = str | timedelta
@@ -159,6 +161,7 @@ class Topology:
         backups: str | Sequence[str] = "all",
         recovery_bound: Duration | None = None,
         node_timeout: Duration = "5s",
+        autoscale: Autoscale | bool = False,
         drop_state: Sequence[str] = (),
         strategy: str = "ours",
     ) -> Job:
@@ -171,7 +174,8 @@ class Topology:
         list; what is not kept is computed again, which takes longer. With a `recovery_bound`, the
         job measures itself and chooses the cheapest backups that bring any lost node back in
         time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
-        process is gone is noticed at once.
+        process is gone is noticed at once. With `autoscale`, the job measures its CPU and its
+        slices and chooses the parallelism of its operators, and the nodes it asks for, by itself.
         `drop_state` names operators that are not in the topology any more and whose state in the
         checkpoint is given up. `strategy` is for experiments: how another system would survive a
         loss.
@@ -206,6 +210,7 @@ class Topology:
             if recovery_bound is None
             else _positive_ms("recovery_bound", recovery_bound),
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
+            autoscale=Autoscale() if autoscale is True else autoscale or None,
             drop_state=tuple(drop_state),
             strategy=chosen,
         )
@@ -284,6 +289,11 @@ class Job:
     def adjustments(self) -> list[Adjustment]:
         """Every online adjustment of this run: scalings, and moves to and from nodes."""
         return list(self._driver.adjustments)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What the autoscaler decided in this run, and why."""
+        return list(self._driver.decisions)
 
     def scale(self, operator: str, parallelism: int) -> None:
         """Run an operator at another parallelism, without a stop. Returns once the request is

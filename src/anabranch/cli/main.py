@@ -21,6 +21,8 @@ from anabranch.cli.recovery_times import describe_recovery
 from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
 from anabranch.cli.sim import sim
 from anabranch.cli.state import state
+from anabranch.control.autoscaler import Autoscale
+from anabranch.errors import ConfigError
 from anabranch.model.duration import parse_duration
 from anabranch.storage.files import explained
 
@@ -78,6 +80,12 @@ def run(
         str | None,
         typer.Option(help="Choose backups so that a lost node is back within this time."),
     ] = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="Let the job choose its parallelism.")
+    ] = False,
+    max_nodes: Annotated[
+        int | None, typer.Option(help="… and the number of its nodes, up to this many.")
+    ] = None,
     available_now: Annotated[
         bool, typer.Option("--available-now", help="End when the data there is now is processed.")
     ] = False,
@@ -92,6 +100,9 @@ def run(
     compiled = loaded.plan()
     for duration in (slice, checkpoint_interval, recovery_bound or "1s"):
         parse_duration(duration)  # before a cluster is started for nothing
+    if max_nodes is not None and not autoscale:
+        raise ConfigError("--max-nodes is for --autoscale; give that, too")
+    scaling = Autoscale(max_nodes=max_nodes) if autoscale else False
     console = Console(highlight=False)
     where = master or f"a cluster of {nodes} nodes on this machine"
     console.print(f"starting {loaded.name} on {where} …", soft_wrap=True)
@@ -105,6 +116,7 @@ def run(
             max_rows_per_slice=max_rows,
             available_now=available_now,
             recovery_bound=recovery_bound,
+            autoscale=scaling,
             drop_state=drop_state or (),
         )
         started = time.monotonic()

@@ -17,10 +17,13 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Any
 
+from anabranch.control.autoscaler import Autoscale, Autoscaler
 from anabranch.control.checkpoints import CheckpointLedger
 from anabranch.control.elasticity import Change, Wishes
 from anabranch.control.ledger import SliceLedger
+from anabranch.control.load import Load
 from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.control.recovery_bound import RecoveryBound
 from anabranch.errors import (
@@ -38,10 +41,12 @@ from anabranch.model.commands import (
     FinishBatch,
     FinishRun,
     NoteBackups,
+    NoteDecision,
     PollNodes,
     PreparePartitions,
     RecoverPartitions,
     ReleaseNodes,
+    RequestNodes,
     RunSlice,
     TrimStorage,
     WriteHead,
@@ -84,6 +89,8 @@ class ControlConfig:
     backups: frozenset[str] | None = None
     # Instead of a fixed choice: back up what brings any lost node back within so many seconds.
     recovery_bound_s: float | None = None
+    slice_interval_ms: int = 1_000
+    autoscale: Autoscale | None = None
     # For comparison with other systems: a slice that seals waits for its files; a loss takes every
     # partition back to the cut; it looks behind a scaling, which a rollback undoes.
     synchronous: bool = False
@@ -103,6 +110,7 @@ class Past:
     rescaled: frozenset[str] = frozenset()  # chains whose declared parallelism is another now
     mapping_version: int = 0
     generation: int = 0  # of the driver that wrote the journal last
+    autoscaler: MappingOf[str, Any] = field(default_factory=dict)  # its memory
 
 
 class Phase(Enum):
@@ -140,6 +148,11 @@ class Controller:
         if config.recovery_bound_s is not None:
             interval_s = config.checkpoint_interval_ms / 1000
             self._bound = RecoveryBound(plan, config.recovery_bound_s, interval_s)
+        self.load, self._autoscaler = Load(), None
+        if config.autoscale is not None:
+            scale = config.autoscale
+            self.load = Load(scale.ms("interval"), scale.measurements("drain_after"))
+            self._autoscaler = Autoscaler(plan, scale, config.slice_interval_ms, past.autoscaler)
         self._lost_ms: int | None = None  # when the loss that is being recovered was known
         self._running: SlicePlan | None = None
         self._again: SlicePlan | None = None  # was cut short, runs next
@@ -192,13 +205,13 @@ class Controller:
                 self._change = None  # another one: it takes all wishes in
                 return self._go_on(event.now_ms)
             case DrainRequested():
-                self._wishes.drain(event.node, self._nodes)
+                self._wishes.drain(event.node, self._nodes, self.load)
                 self._change = None
                 return self._released() + self._go_on(event.now_ms)
             case NodesPolled():
                 return self._on_poll(event)
             case Idled():
-                return self._on_idle(event.now_ms)
+                return self._autoscale(event.now_ms) + self._on_idle(event.now_ms)
             case StopRequested():
                 self._stop_asked = True
                 return self._go_on(event.now_ms)
@@ -460,6 +473,28 @@ class Controller:
             return [PollNodes()]
         return []
 
+    def _autoscale(self, now_ms: int) -> list[Command]:
+        """End a measurement when it is time to; what the autoscaler makes of it becomes a wish."""
+        measured = self.load.measure(now_ms)
+        ready = self.phase is Phase.RUNNING and self._change is None and not self._wishes.wanted
+        if not measured or not ready or self._autoscaler is None or self.mapping is None:
+            return []
+        nodes = self._wishes.allowed(self._nodes)
+        decision = self._autoscaler.decide(self.load.measured, self.mapping, nodes, now_ms)
+        if decision is None:
+            return []
+        commands: list[Command] = [NoteDecision(decision, self._autoscaler.memory)]
+        if decision.dry_run:
+            return commands
+        for chain, parallelism in decision.parallelism.items():
+            self._wishes.scale(chain, parallelism)
+        if decision.drain is not None:
+            self._wishes.drain(decision.drain, self._nodes, self.load)
+            commands += self._released()
+        if decision.add_nodes:
+            commands.append(RequestNodes(decision.add_nodes))
+        return commands
+
     def _released(self) -> list[Command]:
         """Let go of drained nodes that have nothing any more."""
         empty = self._wishes.empty(self.mapping, self._nodes) if self.mapping else ()
@@ -611,6 +646,8 @@ class Controller:
         assert self.mapping is not None
         self._advance(event.reports, plan.number + 1, frozenset(self.mapping.owners))
         commands = self._commit(plan, event) + self._plan_backups(event.reports, plan)
+        self.load.observe(plan, event.reports, event.now_ms)
+        commands += self._autoscale(event.now_ms)
         if plan.seal:
             self._checkpoints.sealed(plan.number, self.mapping, plan.processing_ms)
         return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)

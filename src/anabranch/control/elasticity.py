@@ -14,6 +14,7 @@ from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anabranch.control.load import DRAIN_LIMIT, Load
 from anabranch.errors import AdjustmentError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping, adjust
@@ -74,17 +75,29 @@ class Wishes:
             )
         self._parallelism[chain] = parallelism
 
-    def drain(self, node: NodeId, nodes: Sequence[NodeId]) -> None:
+    def drain(self, node: NodeId, nodes: Sequence[NodeId], load: Load) -> None:
         if node not in nodes:
             raise AdjustmentError(
                 f"there is no node {node!r}; the job has {', '.join(nodes) or 'none'}"
             )
-        if not [n for n in nodes if n != node and n not in self.drained]:
+        left = [n for n in nodes if n != node and n not in self.drained]
+        if not left:
             raise AdjustmentError(
                 f"node {node!r} cannot be drained: no other node is left for its partitions; "
                 "add one first"
             )
+        busy = load.if_moved_to(len(left))
+        if busy is not None and busy > DRAIN_LIMIT:
+            raise AdjustmentError(
+                f"node {node!r} cannot be drained: the other {len(left)} would be busy at "
+                f"{busy:.0%} of their CPU, and {DRAIN_LIMIT:.0%} is the limit; add one first"
+            )
         self.drained.add(node)
+
+    @property
+    def wanted(self) -> bool:
+        """Is there anything that no change has been made of yet?"""
+        return bool(self._parallelism or self._spread)
 
     def spread(self) -> None:
         """Nodes joined: give them their share."""

@@ -25,6 +25,7 @@ from anabranch.model.commands import (
     FinishBatch,
     FinishRun,
     NoteBackups,
+    NoteDecision,
     PollNodes,
     PreparePartitions,
     RecoverPartitions,
@@ -49,6 +50,7 @@ from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import Adjustment, Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
+from anabranch.model.scaling import Decision
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.storage import source_log
 from anabranch.storage.files import write_atomic
@@ -57,6 +59,7 @@ from anabranch.storage.sinks import Sink, refuse_lost_slice
 from anabranch.storage.upgrade import continue_from
 
 log = logging.getLogger("anabranch")
+AUTOSCALER = "autoscaler.json"  # in the checkpoint directory: what it has decided and learnt
 PREDICTION = "recovery.json"  # in the checkpoint directory: how soon each partition will be back
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
 PROGRESS_KEPT = 1_000
@@ -143,6 +146,7 @@ class Actions:
         self.progress: deque[Progress] = deque(maxlen=PROGRESS_KEPT)
         self.recoveries: list[Recovery] = []
         self.adjustments: list[Adjustment] = []
+        self.decisions: list[Decision] = []
         self.on_progress: list[Callable[[Progress], None]] = []
 
     def resume(self, dropped: Collection[str] = ()) -> Past:
@@ -163,11 +167,20 @@ class Actions:
                 rescaled=frozenset(c for c in declared if before.get(c) != declared[c]),
                 mapping_version=head.mapping_version,
                 generation=head.generation,
+                autoscaler=self._autoscaler_memory(),
             )
         self.run = past.generation + 1
         self._confirmed = past.slices[-1].number if past.slices else 0
         self._checkpoint = (past.cut.slice if past.cut else 0, None)
         return past
+
+    def _autoscaler_memory(self) -> Mapping[str, Any]:
+        """Of an earlier run; one that cannot be read is no loss."""
+        try:
+            found = json.loads((self._root / AUTOSCALER).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def complete_sinks(self, past: Past) -> None:
         """A crash between journal and sink leaves the newest slice unexposed."""
@@ -226,6 +239,10 @@ class Actions:
                 self.finished_batch = command.batch
             case NoteBackups():
                 self._note_backups(command)
+            case NoteDecision():
+                self.decisions.append(command.decision)
+                log.info("%s", command.decision)
+                write_atomic(self._root / AUTOSCALER, [json.dumps(command.memory).encode()])
             case AwaitNodes():
                 log.warning("no node is left; waiting for one")
                 return NodesJoined(waves.await_nodes(), self._clock())

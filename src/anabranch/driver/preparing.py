@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from anabranch.control.autoscaler import Autoscale
 from anabranch.control.strategies import STRATEGIES, Strategy
 from anabranch.errors import ConfigError, TopologyError
 from anabranch.model.plan import Plan
@@ -30,6 +31,7 @@ class RunConfig:
     backups: frozenset[str] | None = None  # operators that back up; None: all
     recovery_bound_ms: int | None = None  # … or those that bring a lost node back within this
     node_timeout_ms: int = 5_000  # silent for so long, a node counts as lost
+    autoscale: Autoscale | None = None
     drop_state: tuple[str, ...] = ()  # operators that are gone, and their state with them
     strategy: Strategy = STRATEGIES["ours"]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
+from typing import Any
 
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Staged
+from anabranch.model.scaling import Decision
 from anabranch.model.slices import Cut, SlicePlan, SliceRecord
 
 
@@ -107,6 +109,14 @@ class NoteBackups:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteDecision:
+    """The autoscaler decided something; `memory` is what it should know after a restart."""
+
+    decision: Decision
+    memory: MappingOf[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitNodes:
     """No node is left: wait until one joins."""
 
@@ -140,6 +150,7 @@ Command = (
     | TrimStorage
     | FinishBatch
     | NoteBackups
+    | NoteDecision
     | AwaitNodes
     | PollNodes
     | FailRun

@@ -36,6 +36,7 @@ from anabranch.model.events import (
 )
 from anabranch.model.ids import NodeId
 from anabranch.model.recovery import Adjustment, Recovery
+from anabranch.model.scaling import Decision
 from anabranch.spark.nodes import NodeWatch
 from anabranch.spark.session import check_executors, check_session, ship_package
 from anabranch.spark.shipping import pickle_job
@@ -104,6 +105,8 @@ class JobDriver:
                 recovery_bound_s=None
                 if self._config.recovery_bound_ms is None
                 else self._config.recovery_bound_ms / 1000,
+                slice_interval_ms=self._config.slice_interval_ms,
+                autoscale=self._config.autoscale,
                 synchronous=self._config.strategy.synchronous,
                 rollback=self._config.strategy.rollback,
                 behind_scaling=self._config.strategy.behind_scaling,
@@ -330,6 +333,10 @@ class JobDriver:
     @property
     def adjustments(self) -> list[Adjustment]:
         return self.actions.adjustments
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return self.actions.decisions
 
     @property
     def on_progress(self) -> list[Callable[[Progress], None]]:

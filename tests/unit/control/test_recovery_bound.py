@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.control.recovery_bound import FIXED_S, PLAN_EVERY, RecoveryBound
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, place, reassign
+from anabranch.model.mapping import Mapping, adjust, place, reassign
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.reports import NodeReport, PartitionReport
 from anabranch.model.topology import Kind, Operator, Topology
@@ -90,6 +90,28 @@ def test_measurements_and_mappings_that_change_are_planned_again() -> None:
     run(bound, moved, {}, 1)
     bound.plan(moved)
     assert bound._version == moved.version
+
+
+def test_after_a_scaling_the_first_slice_plans_for_the_new_partitions() -> None:
+    plan = line()
+    mapping = place(plan, NODES, 1, {})
+    bound = RecoveryBound(plan, FIXED_S + 2.1, INTERVAL_S)
+    run(bound, mapping, {}, PLAN_EVERY)
+    first = bound.plan(mapping)
+    assert first is not None
+    assert len({p.chain for p in first.backups}) == 1
+    epochs = {p: o.epoch for p, o in mapping.owners.items()}
+    after = adjust(mapping, {"o0": 4, "o1": 4, "o2": 1}, NODES, epochs)
+    assert bound.plan(after) is None  # the new ones are not measured yet
+    # Half the work in each partition of o0 and o1, twice as much in the one of o2: 0.5, 0.5, 2 s.
+    run(bound, after, {"o0": 0.05, "o1": 0.05, "o2": 0.2}, 1)
+    second = bound.plan(after)
+    assert second is not None
+    assert bound._version == after.version
+    assert second.predicted_s.keys() == after.owners.keys()
+    assert second.backups <= after.owners.keys()
+    assert second.backups & (after.owners.keys() - mapping.owners.keys())
+    assert max(second.predicted_s.values()) <= FIXED_S + 2.1
 
 
 def test_a_backup_on_the_lost_node_does_not_count() -> None:

@@ -1,0 +1,30 @@
+"""A decision of the autoscaler, as it is carried out, logged and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from anabranch.model.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What shall change, and why: a sentence with the figures it rests on."""
+
+    at_ms: int
+    kind: str  # "up", "down", "back" (a rollback) or "none": it would, but it may not
+    what: str
+    why: str
+    parallelism: Mapping[str, int] = field(default_factory=dict)  # chain → partitions
+    add_nodes: int = 0
+    drain: NodeId | None = None
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        would = "would do: " if self.dry_run else ""
+        return f"autoscaler: {would}{self.what}, because {self.why}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
