@@ -1,0 +1,58 @@
+"""Every example topology is scaled up and down under load, with kills during and after: each output
+is computed again from the raw files, by other means than the product's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from jobs import LONG, wait_for
+from pyspark.sql import SparkSession
+
+from anabranch.spark.embedded import EmbeddedCluster
+from benchmarks.kill_cases import CASES
+from benchmarks.kills import Feed, Killer
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", list(CASES) if LONG else ["sums", "twitter_sentiment"])
+def test_scaled_under_kills(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    case, dice = CASES[name], random.Random(name)
+    feed = Feed(tmp_path / "in", case.make)
+    feed.start()
+    job = case.build(tmp_path).start(
+        spark,
+        checkpoint=tmp_path / "ck",
+        slice="300ms",
+        checkpoint_interval="2s",
+        node_timeout="3s",
+    )
+    read = [0]
+    job.on_progress(lambda p: read.__setitem__(0, read[0] + p.rows_in))
+    feed.done_rows = lambda: read[0]
+    killer = Killer(cluster, job, dice)
+    killer._settle()
+    chains = [c.name for c in job._driver._parts.plan.node_chains]
+    dice.shuffle(chains)
+    wanted = {}
+    for number, chain in enumerate(chains[:4]):
+        wanted[chain] = dice.choice([1, 3, 5, 6])
+        job.scale(chain, wanted[chain])
+        if number % 2 == 0:  # a kill during the scaling, or right after it
+            killer._do("executor" if number else "node process", "any time")
+            killer._settle()
+    wait_for(lambda: not job._driver.controller.adjusting, 60)
+    mapping = job._driver.controller.mapping
+    assert mapping is not None
+    assert {c: len(mapping.partitions(c)) for c in wanted} == wanted
+    killer._do("executor", "any time")
+    killer._settle()
+    raw = feed.finish()
+    wait_for(lambda: read[0] >= feed.rows, 90)
+    job.stop()
+    assert job.exception is None
+    expected, found = case.check(tmp_path, raw)
+    assert expected == found
