@@ -3,8 +3,8 @@
 A counter of words with a small and a large state, 2,000 words a second, a slice a second; a second
 query on the same stream is not involved. Structured Streaming has one way: stop the query,
 repartition its checkpoint offline, start it again. Both sides are watched through the progress of
-Spark's own query: a batch is as late as its newest rows are older, when it is committed, than in
-the batches before. Our counts are checked against the raw input at the end.
+Spark's own query: the interruption is how much longer than usual no batch was committed. Our counts
+are checked against the raw input at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,12 @@ class Watch:
         newest = self.batches()[-SETTLE:]
         return len(newest) == SETTLE and all(b.lag < STEADY_S for b in newest)
 
-    def delay(self, since: float, until: float) -> float:
-        """How much later than usual the latest batch was."""
-        found = self.batches()
-        usual = max(b.lag for b in [b for b in found if b.committed < since][-10:])
-        after = [b.lag for b in found if since <= b.committed <= until]
-        return max([*after, 0.0 if after else until - since]) - usual
+    def gap(self, since: float, until: float) -> float:
+        """How much longer than usual nothing came out."""
+        out = [b.committed for b in self.batches()]
+        usual = statistics.median(b - a for a, b in pairwise([t for t in out if t < since][-11:]))
+        times = [*[t for t in out if t < since][-1:], *(t for t in out if since <= t <= until)]
+        return max([b - a for a, b in pairwise(times)] or [until - since]) - usual
 
 
 def counters(root: Path) -> ab.Topology:
@@ -177,7 +178,7 @@ class Scaled:
     what: str
     until_done: float  # from the request
     pause: float  # for which no slice ran
-    delay: float  # of the latest batch, against the usual
+    gap: float  # for how much longer than usual nothing came out
 
 
 def run_ours(
@@ -222,9 +223,9 @@ def scale(job: ab.Job, watch: Watch, target: int, after_s: float) -> Scaled:
     done = time.time()
     time.sleep(after_s)
     adjustment = job.adjustments[before]
-    delay = watch.delay(asked, done + after_s)
-    say(f"  {adjustment}; {done - asked:.1f} s after the request, delay {delay:.2f} s")
-    return Scaled(f"→ {target}", done - asked, adjustment.seconds, delay)
+    gap = watch.gap(asked, done + after_s)
+    say(f"  {adjustment}; {done - asked:.1f} s after the request, interrupted for {gap:.2f} s")
+    return Scaled(f"→ {target}", done - asked, adjustment.seconds, gap)
 
 
 def run_theirs(root: Path, keys: int, sizes: Sizes) -> list[Scaled]:
@@ -260,9 +261,9 @@ def run_theirs(root: Path, keys: int, sizes: Sizes) -> list[Scaled]:
             _await(lambda seen=seen: len(watch.batches()) > seen, 180.0)  # type: ignore[misc]
             done = time.time()
             _await(lambda: watch.steady, 60.0)
-            delay = watch.delay(asked, time.time())
-            say(f"  theirs → {target}: {done - asked:.1f} s, delay {delay:.2f} s")
-            scaled.append(Scaled(f"→ {target}", done - asked, done - asked, delay))
+            gap = watch.gap(asked, time.time())
+            say(f"  theirs → {target}: {done - asked:.1f} s, interrupted for {gap:.2f} s")
+            scaled.append(Scaled(f"→ {target}", done - asked, done - asked, gap))
         feed.finish()
         query.stop()
         spark.stop()
@@ -313,14 +314,14 @@ def main() -> None:
             theirs = run_theirs(root / f"theirs-{name}", keys, sizes)
             size = f"{keys * KEY_BYTES / 1e6:,.0f} MB"
             for side, scaled in (("ours", ours), ("theirs", theirs)):
-                rows += [[size, side, s.what, s.until_done, s.pause, s.delay] for s in scaled]
-            worst = max(s.delay for s in ours)
+                rows += [[size, side, s.what, s.until_done, s.pause, s.gap] for s in scaled]
+            worst = max(s.gap for s in ours)
             figures[f"slices_late_{name}"] = max(0, round(worst))
             p99s.append(during / before)
-            ratios.append(max(worst, 0.0) / statistics.median(s.delay for s in theirs))
+            ratios.append(max(worst, 0.0) / statistics.median(s.gap for s in theirs))
             rows.append([size, "p99 of a slice, calm → scaling", f"{before:.3f} → {during:.3f}"])
             rows[-1] += [""] * 3
-    columns = ["state", "side", "scaling", "done after s", "no slice for s", "latest batch + s"]
+    columns = ["state", "side", "scaling", "done after s", "no slice for s", "interrupted s"]
     report.table("An operator is scaled", columns, rows)
     if not quick:
         note = f"{NODES} nodes, {RATE:,} words/s, slices of 1 s."

@@ -339,7 +339,6 @@ class Controller:
         start = self._checkpoints.cut_slice + 1
         self.frontier |= dict.fromkeys(lost, start)
         self.frontier = {p: n for p, n in self.frontier.items() if p in mapping.owners}
-        self._checkpoints.installed(lost, mapping)
         self._parts = list(in_parts(self._slices.after(start - 1)))
         first = self._parts.pop(0)
         self._recovery = plan_recovery(
@@ -352,6 +351,8 @@ class Controller:
             self._backups(),
         )
         self._recovery = replace(self._recovery, adjustment=adjustment)
+        files = self._recovery.files if adjustment else {}
+        self._checkpoints.installed(lost, mapping, files)
         self._backed_from |= dict.fromkeys(lost, start)
         return [self._head(), RecoverPartitions(self._recovery)]
 
