@@ -207,8 +207,18 @@ def test_other_systems_look_behind_a_scaling(tmp_path: Path, rollback: bool) -> 
     outputs += [job.step(s) for s in (Scale("sum", 4), steps[6], Lose())]
     recovery = job.actions.recoveries[-1]
     assert recovery.from_slice < job.actions.adjustments[0].slice
-    outputs += [job.step(s) for s in (*steps[7:], Idle(), Idle())]
+    outputs += [job.step(s) for s in (*steps[7:], *6 * [Idle()])]
     assert told(outputs, "sums") == told(play(topology(), steps), "sums")
     assert job.controller.mapping is not None
     assert len(job.controller.mapping.partitions("sum")) == 4
     assert len([a for a in job.actions.adjustments if "sum from 2 to 4" in a.what]) == 1 + rollback
+
+
+def test_scaled_again_and_again_between_two_checkpoints() -> None:
+    """What was split is merged before anything was checkpointed whole in between."""
+    steps: list[Step] = [feed(n) for n in range(6)]
+    sizes = (4, 1, 3, 2, 5)
+    stormy = [s for n, size in enumerate(sizes) for s in (steps[n], Scale("sum", size))]
+    for end in ([], [Lose()], [Restart()]):
+        outputs = play(topology(), [*stormy, *end, steps[5]])
+        assert told(outputs, "sums") == told(play(topology(), steps), "sums")

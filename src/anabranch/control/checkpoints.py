@@ -7,8 +7,7 @@ that a torn newest file can be skipped; storage is trimmed to the older one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from collections.abc import Mapping as MappingOf
+from collections.abc import Iterable
 
 from anabranch.model.ids import PartitionId
 from anabranch.model.mapping import Mapping
@@ -50,6 +49,11 @@ class CheckpointLedger:
         return self._sealed
 
     @property
+    def whole(self) -> bool:
+        """Has every partition a full file of its own by now? The next ones will be deltas."""
+        return all(self._chains.get(p) for p in self._epochs)
+
+    @property
     def cut_slice(self) -> int:
         return self.cut.slice if self.cut else 0
 
@@ -59,18 +63,11 @@ class CheckpointLedger:
             self._last_seal_ms = now_ms
         return not self.in_flight and now_ms - self._last_seal_ms >= self._interval_ms
 
-    def installed(
-        self,
-        partitions: Iterable[PartitionId],
-        mapping: Mapping,
-        files: MappingOf[PartitionId, Sequence[str]] | None = None,
-    ) -> None:
-        """These partitions have new owners, which begin with a full checkpoint, or with a delta to
-        the `files` of the newest cut. A cut that still waits for one of them is given up; the next
-        one is due at once."""
+    def installed(self, partitions: Iterable[PartitionId], mapping: Mapping) -> None:
+        """These partitions have new owners, which begin with a full checkpoint. A cut that still
+        waits for one of them is given up; the next one is due at once."""
         for partition in partitions:
-            self._chains[partition] = list((files or {}).get(partition, ()))
-            self._newest[partition] = self.cut_slice if self._chains[partition] else 0
+            self._chains[partition], self._newest[partition] = [], 0
             if partition in self._missing:
                 self._sealed, self._missing = None, set()
                 self._last_seal_ms = (self._last_seal_ms or 0) - self._interval_ms

@@ -339,6 +339,7 @@ class Controller:
         start = self._checkpoints.cut_slice + 1
         self.frontier |= dict.fromkeys(lost, start)
         self.frontier = {p: n for p, n in self.frontier.items() if p in mapping.owners}
+        self._checkpoints.installed(lost, mapping)
         self._parts = list(in_parts(self._slices.after(start - 1)))
         first = self._parts.pop(0)
         self._recovery = plan_recovery(
@@ -351,8 +352,6 @@ class Controller:
             self._backups(),
         )
         self._recovery = replace(self._recovery, adjustment=adjustment)
-        files = self._recovery.files if adjustment else {}
-        self._checkpoints.installed(lost, mapping, files)
         self._backed_from |= dict.fromkeys(lost, start)
         return [self._head(), RecoverPartitions(self._recovery)]
 
@@ -519,7 +518,7 @@ class Controller:
         """Is a change waiting for a checkpoint: to prepare from, or to be made at?"""
         if self._change is None or self.newest is None:
             return False
-        return self._change.prepared or self._checkpoints.cut is None
+        return self._change.prepared or not self._checkpoints.whole
 
     # -- choosing the next slice ---------------------------------------------------------------
 

@@ -360,8 +360,6 @@ class Host:
         owned = {g: p == pid.index for g, p in enumerate(groups)}
         files = [f for f in plan.files.get(pid, ()) if f not in loaded]
         partition.restore(Path(job.root), files, owned)
-        if plan.adjustment and plan.files.get(pid):
-            partition.borrow()
         return partition
 
     def _rebuild(

@@ -68,7 +68,6 @@ class Partition:
         self.outputs: dict[int, Output] = {}
         self.backs_up = True
         self._delta_rows: int | None = None  # since the last full checkpoint; None: none yet
-        self._borrows = False  # its checkpoint files are still those of partitions before it
 
     # -- apply ---------------------------------------------------------------------------------
 
@@ -145,16 +144,11 @@ class Partition:
         rows = sum(t.num_rows for t in deltas.values())
         total = sum(s.rows for s in self.states.values())
         pile = FULL_AFTER_DELTA_SHARE * total
-        before = self._delta_rows
-        if before is None or (fold and (self._borrows or before + rows > pile)):
-            self._delta_rows, self._borrows = 0, False
+        if self._delta_rows is None or (fold and self._delta_rows + rows > pile):
+            self._delta_rows = 0
             return True, {n: [s.snapshot()] for n, s in self.states.items()}
-        self._delta_rows = before + rows
+        self._delta_rows += rows
         return False, {n: [t] for n, t in deltas.items()}
-
-    def borrow(self) -> None:
-        """It begins with deltas to the files it was restored from, which others wrote."""
-        self._delta_rows, self._borrows = 0, True
 
     def restore(self, root: Path, files: Iterable[str], owned: Mapping[int, bool]) -> None:
         """Load checkpoint files, oldest first; only rows of the partition's own key groups."""
