@@ -165,13 +165,15 @@ def test_adjusted_mappings(
         mapping, epochs = after, epochs | {p: o.epoch for p, o in after.owners.items()}
 
 
-def mapping_of(sizes: list[int], nodes: list[NodeId]) -> Mapping:
+def mapping_of(
+    sizes: list[int], nodes: list[NodeId], hosts: dict[NodeId, str] | None = None
+) -> Mapping:
     made = ab.Topology("many", key_groups=16)
     rows = made.source("rows", None)
     for i, size in enumerate(sizes):
         keyed = rows.key_by(f"k{i}").aggregate(f"c{i}", parallelism=size, n=ab.count())
         keyed.to(f"out{i}", ab.Memory())
-    return place(made.plan(), nodes, 1, {})
+    return place(made.plan(), nodes, 1, {}, hosts=hosts)
 
 
 def groups_of(mapping: Mapping, partition: PartitionId) -> list[int]:
@@ -222,3 +224,13 @@ def test_scaled_again_and_again_between_two_checkpoints() -> None:
     for end in ([], [Lose()], [Restart()]):
         outputs = play(topology(), [*stormy, *end, steps[5]])
         assert told(outputs, "sums") == told(play(topology(), steps), "sums")
+
+
+def test_partitions_of_a_chain_spread_over_machines() -> None:
+    hosts = {n: "x" if n in "abc" else "y" for n in NODES}
+    mapping = mapping_of([4, 2], NODES, hosts)
+    after = adjust(mapping, {"c0": 6, "c1": 3}, [*NODES[:2], *NODES[3:5]], {}, hosts)
+    for placed in (mapping, after):
+        for chain in ("c0", "c1"):
+            machines = Counter(hosts[placed.owners[p].node] for p in placed.partitions(chain))
+            assert machines["x"] - machines["y"] in (0, 1)

@@ -229,7 +229,7 @@ class Controller:
             past = self._past
             kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
             version = past.mapping_version + 1
-            self.mapping = place(self._plan, self._nodes, version, past.epochs, kept)
+            self.mapping = place(self._plan, self._nodes, version, past.epochs, kept, self._hosts)
             return self._recover(frozenset(self.mapping.owners), self.mapping)
         return self._reassign(frozenset(), anyway=True)
 

@@ -60,8 +60,9 @@ def place(
     version: int,
     epochs: MappingOf[PartitionId, int],
     groups: MappingOf[str, tuple[int, ...]] | None = None,
+    hosts: MappingOf[NodeId, str] | None = None,
 ) -> Mapping:
-    """Spread partitions over nodes round-robin, continuing from chain to chain.
+    """Spread partitions evenly over nodes, those of a chain over machines first.
 
     Every partition gets the next epoch after the one in `epochs`, because it gets a new owner.
     """
@@ -70,11 +71,13 @@ def place(
     routing = dict(groups or {})
     for chain in plan.node_chains:
         routing.setdefault(chain.name, even_groups(plan.topology.key_groups, chain.parallelism))
+    loads = _Loads(nodes, hosts or {})
     owners: dict[PartitionId, Ownership] = {}
     for chain in plan.node_chains:
         for index in range(max(routing[chain.name]) + 1):
             partition = PartitionId(chain.name, index)
-            node = nodes[len(owners) % len(nodes)]
+            node = loads.best(partition)
+            loads.add(partition, node)
             owners[partition] = Ownership(node, epochs.get(partition, 0) + 1)
     return Mapping(version, routing, owners, _nodes_of(owners, nodes))
 
