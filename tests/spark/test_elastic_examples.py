@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
+from benchmarks.kill_cases import CASES
+from benchmarks.kills import Feed, Killer
 from jobs import LONG, wait_for
 from pyspark.sql import SparkSession
 
 from anabranch.spark.embedded import EmbeddedCluster
-from benchmarks.kill_cases import CASES
-from benchmarks.kills import Feed, Killer
 
 
 @pytest.mark.timeout(300)
