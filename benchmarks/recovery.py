@@ -5,7 +5,8 @@ executor that holds a part of the counter gets SIGKILL. Both sides are watched i
 through the progress of Spark's own query: a batch is out when it is committed, and on schedule when
 its newest rows were written as shortly before as in the batches before the kill. Structured
 Streaming runs once with Spark's default locality wait and once with none; its better one counts.
-Our output is counted again from the raw files.
+Our output is counted again from the raw files. `--strategies` is an experiment of its own, see
+recovery_strategies.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from typing import Any
 import polars as pl
 
 import anabranch as ab
+from anabranch.model.recovery import Recovery
 from benchmarks import peers, report
-from benchmarks.kills import check_words, words_topology
+from benchmarks.kill_cases import check_words, words_topology
 from benchmarks.workloads import SETTINGS, START, Shape, say, scratch, spread, write_result
 
 NODES = 3
@@ -34,7 +36,8 @@ WORDS = 8
 VOCABULARY = 5_000
 FILES = 1_000_000  # per batch: all there are
 AFTER_S = 15.0  # a kill's effects are looked for this long
-BETWEEN_S = 20.0  # two kills; a new executor joins in about five
+LATELY_S = 3.1  # time for three batches
+QUIET_S = 5.0  # on three nodes again, before the next kill
 SETTLE = 12  # batches, until a fresh application is warm
 SIDES = ("ours", "theirs", "theirs, no locality wait")
 
@@ -46,6 +49,7 @@ class Batch:
     began: float
     committed: float
     newest_row: float
+    newest_file: int = 0
 
     @property
     def lag(self) -> float:
@@ -62,61 +66,80 @@ class Outcome:
     slices_late: int
 
 
-class Writer:
-    """A file of `rows` sentences at every full second; remembers when each was there."""
+@dataclass(frozen=True)
+class Phases:
+    """Where the time went, one after the other; replaying has the Spark job around it, too."""
 
-    def __init__(self, directory: Path, rows: int) -> None:
-        self._directory, self._rows = directory, rows
+    detect: float
+    restore: float
+    replay: float
+    catch_up: float
+
+
+class Writer:
+    """A file at every full second, named by its number; remembers when each was there."""
+
+    def __init__(self, write: Callable[[int], None]) -> None:
+        self._write = write
         self.times: list[float] = []
-        self.frames: list[pl.DataFrame] = []
         self._ended = threading.Event()
-        directory.mkdir(parents=True)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         due = time.time()
         while not self._ended.wait(max(0.0, due - time.time())):
-            self._write()
+            self._write(len(self.times))
+            self.times.append(time.time())
             due += 1.0
 
-    def _write(self) -> None:
-        number = len(self.times)
-        dice = random.Random(number)
-        start = int(START.timestamp() * 1e6) + number * 1_000_000
-        ts = pl.int_range(start, start + 1_000_000, 1_000_000 // self._rows, eager=True)
-        words = [f"w{min(int(dice.paretovariate(0.7)), VOCABULARY)}" for _ in range(WORDS * 50)]
-        sentences = [" ".join(dice.sample(words, WORDS)) for _ in range(self._rows)]
-        frame = pl.DataFrame(
-            {"ts": ts[: self._rows].cast(pl.Datetime("us", "UTC")), "sentence": sentences}
-        )
-        hidden = self._directory / f".{number:06d}.parquet"
-        frame.write_parquet(hidden)
-        hidden.rename(self._directory / f"{number:06d}.parquet")
-        self.times.append(time.time())
-        self.frames.append(frame)
-
-    def finish(self) -> pl.DataFrame:
+    def finish(self) -> int:
+        """How many files there are in all."""
         self._ended.set()
         self._thread.join()
-        return pl.concat(self.frames)
-
-    def written_at(self, rows: int) -> float:
-        """When the last of the first `rows` rows was there."""
-        return self.times[max(0, rows // self._rows - 1)]
+        return len(self.times)
 
 
-def batches(query: Any, writer: Writer) -> list[Batch]:
-    """All batches with rows, from the query's progress."""
-    found, rows = [], 0
+def sentences(number: int, rows: int) -> pl.DataFrame:
+    """One second of event time."""
+    dice = random.Random(number)
+    start = int(START.timestamp() * 1e6) + number * 1_000_000
+    ts = pl.int_range(start, start + 1_000_000, 1_000_000 // rows, eager=True)
+    words = [f"w{min(int(dice.paretovariate(0.7)), VOCABULARY)}" for _ in range(WORDS * 50)]
+    said = [" ".join(dice.sample(words, WORDS)) for _ in range(rows)]
+    return pl.DataFrame({"ts": ts[:rows].cast(pl.Datetime("us", "UTC")), "sentence": said})
+
+
+def write_sentences(directory: Path, number: int, rows: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    hidden = directory / f".{number:06d}.parquet"
+    sentences(number, rows).write_parquet(hidden)
+    hidden.rename(directory / f"{number:06d}.parquet")
+
+
+def batches(query: Any, writer: Writer, sources: Path) -> list[Batch]:
+    """All batches with new files, from the query's progress and its log of files in `sources`.
+
+    Not from its count of rows: a batch that is read again counts twice.
+    """
+    newest: dict[int, int] = {}
+    for log in sources.glob("[0-9]*"):
+        for line in log.read_text().splitlines()[1:]:
+            entry = json.loads(line)
+            number = Path(entry["path"]).stem
+            if number.isdigit():
+                newest[entry["batchId"]] = max(newest.get(entry["batchId"], 0), int(number))
+    found, seen = [], -1
     for text in query._jsq.recentProgress():
         progress = json.loads(text.json())
-        if not progress["numInputRows"]:
+        offset = (progress["sources"][0]["endOffset"] or {"logOffset": -1})["logOffset"]
+        if offset == seen or offset not in newest:
             continue
-        rows += progress["numInputRows"]
+        seen = offset
         began = pl.Series([progress["timestamp"]]).str.to_datetime(time_zone="UTC")[0].timestamp()
         took = progress["durationMs"]["triggerExecution"] / 1000
-        found.append(Batch(began, began + took, writer.written_at(rows)))
+        file = newest[offset]
+        found.append(Batch(began, began + took, writer.times[file], file))
     return found
 
 
@@ -134,11 +157,25 @@ def outcome(found: list[Batch], killed: float, until: float) -> Outcome:
     return Outcome(first - killed, back - killed, worst, max(0, round(extra)))
 
 
+def phases(outcome: Outcome, killed: float, recoveries: Sequence[Recovery]) -> Phases:
+    """Split the way back to schedule by what the recoveries of this kill say."""
+    mine = [r for r in recoveries if 0 <= r.known_ms / 1000 - killed + 0.01 < outcome.on_schedule]
+    if not mine:
+        return Phases(0.0, 0.0, 0.0, outcome.on_schedule)
+    detect = max(0.0, mine[0].known_ms / 1000 - killed)
+    restore = sum(r.restore_s for r in mine)
+    replay = sum(r.total_s for r in mine) - restore
+    left = outcome.on_schedule - detect - restore - replay
+    return Phases(detect, restore, replay, max(0.0, left))
+
+
 def run_side(
-    side: str, rate: int, kills: int, root: Path, interval: str
-) -> tuple[list[Outcome], tuple[int, int]]:
-    """One application with several kills; for ours also what was lost and duplicated."""
-    writer = Writer(root / "in", rate)
+    side: str, rate: int, kills: int, root: Path
+) -> tuple[list[Outcome], list[Phases], tuple[int, int]]:
+    """One application with several kills; for ours also its phases, and what was lost and
+    duplicated."""
+    where = root / "in" / "sentences"
+    writer = Writer(lambda number: write_sentences(where, number, rate))
     settings = SETTINGS if side == "ours" else peers.settings(NODES)
     if side.endswith("wait"):
         settings = {**settings, "spark.locality.wait": "0", "spark.locality.wait.process": "0"}
@@ -146,50 +183,68 @@ def run_side(
         spark = cluster.session("recovery", settings)
         job: ab.Job | None = None
         if side == "ours":
-            job = words_topology(root).start(
-                spark, checkpoint=root / "ck", checkpoint_interval=interval
-            )
-            query = job._driver._query
+            topology = words_topology(root, FILES)
+            job = topology.start(spark, checkpoint=root / "ck", checkpoint_interval="5s")
+            query, sources = job._driver._query, root / "ck" / "spark" / "sources" / "0"
         else:
-            frame = peers.word_count(spark, root / "in", Shape(0, 0, FILES, 0.0))
-            query = (
-                frame.writeStream.format("parquet")
-                .option("path", str(root / "out"))
-                .option("checkpointLocation", str(root / "ck"))
-                .trigger(processingTime="1 second")
-                .start()
-            )
-        _await(lambda: len(batches(query, writer)) >= SETTLE, 180.0)
+            query, sources = _peer(spark, root), root / "ck" / "sources" / "0"
+        _await(lambda: len(batches(query, writer, sources)) >= SETTLE, 180.0)
         moments = []
         for number in range(kills):
-            time.sleep(BETWEEN_S - AFTER_S if number else 0.0)
-            cluster.kill(_victim(cluster, job, number), signal.SIGKILL)
+            _await(lambda: _nodes(cluster, job) == NODES)
+            time.sleep(QUIET_S if number else 0.0)
+            cluster.kill(_victim(cluster, spark, job, number), signal.SIGKILL)
             moments.append(time.time())
             time.sleep(AFTER_S)
-        raw = writer.finish()
-        _await(lambda: _rows(query) >= raw.height)
-        found = batches(query, writer)
+        files = writer.finish()
+        _await(lambda: batches(query, writer, sources)[-1].newest_file == files - 1)
+        found = batches(query, writer, sources)
         job.stop() if job is not None else query.stop()
         spark.stop()
     outcomes = [outcome(found, t, t + AFTER_S) for t in moments]
     if job is None:
-        return outcomes, (0, 0)
-    expected, got = check_words(root, raw)
-    return outcomes, ((expected - got).total(), (got - expected).total())
+        return outcomes, [], (0, 0)
+    split = [phases(o, t, job.recoveries) for o, t in zip(outcomes, moments, strict=True)]
+    raw = pl.concat(sentences(number, rate) for number in range(files))
+    expected, got = check_words(root, {"sentences": raw})
+    return outcomes, split, ((expected - got).total(), (got - expected).total())
 
 
-def _victim(cluster: Any, job: ab.Job | None, number: int) -> int:
+def _peer(spark: Any, root: Path) -> Any:
+    frame = peers.word_count(spark, root / "in" / "sentences", Shape(0, 0, FILES, 0.0))
+    writer = frame.writeStream.format("parquet").option("path", str(root / "out"))
+    writer = writer.option("checkpointLocation", str(root / "ck"))
+    return writer.trigger(processingTime="1 second").start()
+
+
+def _nodes(cluster: Any, job: ab.Job | None) -> int:
+    """How many there are that take work."""
+    if job is None:
+        return len(cluster.executors())
+    watch = job._driver._watch
+    return len(watch.ready) if watch is not None else 0
+
+
+def _victim(cluster: Any, spark: Any, job: ab.Job | None, number: int) -> int:
+    """The process of a node with a part of the counter: ours, or the executor that had most to do
+    lately."""
     executors = cluster.executors()
     if job is not None:
         mapping = job._driver.controller.mapping
         assert mapping is not None
         counters = [o.node for p, o in mapping.owners.items() if p.chain == "counter"]
         return int(executors[counters[number % len(counters)]][0])
-    return int(list(executors.values())[number % len(executors)][0])
+    before = _tasks(spark)
+    time.sleep(LATELY_S)
+    done = {node: n - before.get(node, 0) for node, n in _tasks(spark).items() if node in executors}
+    return int(executors[max(done, key=done.__getitem__)][0])
 
 
-def _rows(query: Any) -> int:
-    return sum(json.loads(p.json())["numInputRows"] for p in query._jsq.recentProgress())
+def _tasks(spark: Any) -> dict[str, int]:
+    """How many tasks each executor has finished."""
+    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    found = [listed.apply(i) for i in range(listed.size())]
+    return {e.id(): e.completedTasks() for e in found}
 
 
 def _await(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -201,73 +256,74 @@ def _await(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 kills a side at one rate")
-    quick = parser.parse_args().quick
-    rates, kills = ((1_000,), 2) if quick else ((500, 1_000, 2_000), 4)
+    parser.add_argument("--strategies", action="store_true", help="ours against UB, SB, SC, R+SM")
+    arguments = parser.parse_args()
+    if arguments.strategies:
+        from benchmarks.recovery_strategies import run
+
+        run(arguments.quick)
+        return
+    rates, kills = ((1_000,), 2) if arguments.quick else ((500, 1_000, 2_000), 4)
     samples: dict[tuple[int, str], list[Outcome]] = {}
+    split: list[Phases] = []
     lost = duplicated = 0
     with scratch() as root:
         for rate in rates:
             for side in SIDES:
                 say(f"{side} at {rate:,} sentences/s")
                 where = root / f"{rate}-{SIDES.index(side)}"
-                samples[rate, side], wrong = run_side(side, rate, kills, where, "5s")
+                samples[rate, side], own, wrong = run_side(side, rate, kills, where)
+                split += own
                 lost, duplicated = lost + wrong[0], duplicated + wrong[1]
                 for o in samples[rate, side]:
                     say(f"  first {o.first_output:.2f} s, on schedule {o.on_schedule:.2f} s")
-        by_interval = {} if quick else _intervals(root)
-    _report(samples, by_interval, lost, duplicated, quick)
-
-
-def _intervals(root: Path) -> dict[str, list[Outcome]]:
-    found = {}
-    for interval in ("1s", "10s", "30s"):
-        say(f"ours, a checkpoint every {interval}")
-        where = root / f"interval-{interval}"
-        found[interval], _ = run_side("ours", 1_000, 2, where, interval)
-    return found
+    _report(samples, split, lost, duplicated, arguments.quick)
 
 
 def _report(
     samples: dict[tuple[int, str], list[Outcome]],
-    by_interval: dict[str, list[Outcome]],
+    split: list[Phases],
     lost: int,
     duplicated: int,
     quick: bool,
 ) -> None:
     columns = ["rate", "side", "kills", "first output s", "on schedule s", "worst slice s", "late"]
-
-    def row(rate: str, side: str, os_: list[Outcome]) -> list[object]:
-        return [
-            rate,
+    rows = [
+        [
+            f"{rate:,}",
             side,
-            len(os_),
-            spread([o.first_output for o in os_]),
-            spread([o.on_schedule for o in os_]),
-            spread([o.worst_slice for o in os_]),
-            statistics.median(o.slices_late for o in os_),
+            len(found),
+            spread([o.first_output for o in found]),
+            spread([o.on_schedule for o in found]),
+            spread([o.worst_slice for o in found]),
+            statistics.median(o.slices_late for o in found),
         ]
-
-    rows = [row(f"{rate:,}", side, found) for (rate, side), found in samples.items()]
-    rows += [row(f"checkpoint {i}", "ours", found) for i, found in by_interval.items()]
+        for (rate, side), found in samples.items()
+    ]
     report.table("A killed node", columns, rows)
-    if not quick:
-        note = "3 nodes, slices of 1 s, a checkpoint every 5 s; median [least–most] over the kills."
-        write_result("recovery", "A killed node", note, columns, rows)
+    where = ", ".join(
+        f"{name} {spread([getattr(p, name) for p in split])} s"
+        for name in ("detect", "restore", "replay", "catch_up")
+    ).replace("_", " ")
+    print(f"ours, by phase: {where}")
     side = {s: [o for (_, x), found in samples.items() if x == s for o in found] for s in SIDES}
     median = {s: statistics.median(o.on_schedule for o in found) for s, found in side.items()}
     theirs = min(median[s] for s in SIDES[1:])
     ours = side["ours"]
-    report.figures(
-        {
-            "vs_structured_streaming": median["ours"] / theirs,
-            "seconds_median": median["ours"],
-            "first_output_median": statistics.median(o.first_output for o in ours),
-            "worst_slice_s": max(o.worst_slice for o in ours),
-            "slices_late_median": statistics.median(o.slices_late for o in ours),
-            "lost": lost,
-            "duplicated": duplicated,
-        }
-    )
+    figures = {
+        "vs_structured_streaming": median["ours"] / theirs,
+        "seconds_median": median["ours"],
+        "first_output_median": statistics.median(o.first_output for o in ours),
+        "worst_slice_s": max(o.worst_slice for o in ours),
+        "slices_late_median": statistics.median(o.slices_late for o in ours),
+        "lost": lost,
+        "duplicated": duplicated,
+    }
+    if not quick:
+        note = "3 nodes, slices of 1 s, a checkpoint every 5 s; median [least–most] over the kills."
+        rest = (f"Ours, by phase: {where}.", f"`{json.dumps(figures)}`")
+        write_result("recovery", "A killed node", note, columns, rows, *rest)
+    report.figures(figures)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,251 @@
+"""`recovery --strategies`: ours against the strategies of paper 000 (table 9, figures 13a and 13b).
+
+Measured where they differ: the counter of `heavy` has 500 MB of state and takes about 70 % of its
+node, by a stated cost per word, and at least a minute of history lies behind when its node is
+killed. UB and SB have no checkpoint, so they replay all of it; SC waits for its checkpoints and
+takes every partition back to them. Then ours by checkpoint interval, killed at the same shares of
+the interval after a checkpoint. In the end every count is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anabranch as ab
+from anabranch.control.strategies import STRATEGIES
+from benchmarks import heavy, report
+from benchmarks.kill_cases import by_slice
+from benchmarks.recovery import Outcome, Phases, Writer, batches, outcome, phases
+from benchmarks.workloads import SETTINGS, say, scratch, write_result
+
+NODES = 3
+RATE = 1_000  # words a second
+COST_S = 0.0007  # of CPU for each: 70 % of a node
+INTERVAL_S = 5
+SHARES = (0.25, 0.75)  # of an interval, after a checkpoint: when the node is killed
+QUIET_S = 12  # with a checkpoint, history is only what came after it
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    words: int  # in the state, a kilobyte each
+    history_s: int
+    strategies: tuple[str, ...]
+    intervals: tuple[int, ...]  # seconds
+
+
+FULL = Sizes(500_000, 60, ("ours", "R+SM", "SC", "UB", "SB"), (1, 5, 10, 30))
+QUICK = Sizes(50_000, 15, ("ours", "UB"), ())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kill."""
+
+    outcome: Outcome
+    phases: Phases
+    replayed: int  # slices
+
+
+class Run:
+    """A job under load, from the filling of its state to the comparison of its output."""
+
+    def __init__(self, spark: Any, root: Path, sizes: Sizes, **options: Any) -> None:
+        self._root, self._words = root, sizes.words
+        before = heavy.fill(root / "in", sizes.words)
+        self.job = heavy.topology(root, COST_S).start(spark, checkpoint=root / "ck", **options)
+        self._query = self.job._driver._query
+        self._await(lambda: self.rows >= before)
+        self._writer = Writer(self._write)
+        replays_all = not STRATEGIES[options.get("strategy", "ours")].checkpoints
+        self._await(lambda: len(self.batches) >= (sizes.history_s if replays_all else QUIET_S))
+        self._await(lambda: replays_all or self.checkpoint_slice > 0)
+
+    def _write(self, number: int) -> None:
+        word = heavy.marked(number, RATE, self._words)
+        heavy.write(self._root / "in", f"{number:06d}", word, costs=True)
+
+    @property
+    def rows(self) -> int:
+        return sum(p.rows_in for p in self.job.recent_progress)
+
+    @property
+    def batches(self) -> list[Any]:
+        return batches(self._query, self._writer, self._root / "ck" / "spark" / "sources" / "0")
+
+    @property
+    def checkpoint_slice(self) -> int:
+        newest = self.job.last_progress
+        return newest.checkpoint_slice if newest is not None else 0
+
+    @property
+    def used(self) -> float:
+        """The share of a core that the counter took lately."""
+        newest = self.job.recent_progress[-10:]
+        span = (newest[-1].processing_ms - newest[0].processing_ms) / 1000
+        return sum(p.cpu_s for p in newest[1:]) / span
+
+    def _await(self, condition: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if self.job.exception is not None:
+                raise self.job.exception
+            if time.monotonic() > deadline:
+                raise SystemExit(f"it did not happen within {PATIENCE_S:.0f} s")
+            time.sleep(0.05)
+
+    def kill(self, cluster: Any, share: float, interval_s: float) -> Sample:
+        """Kill the counter's node so long after a checkpoint, and wait until all is as usual."""
+        newest = self.checkpoint_slice
+        if newest:
+            self._await(lambda: self.checkpoint_slice > newest)
+            time.sleep(share * interval_s)
+        mapping = self.job._driver.controller.mapping
+        assert mapping is not None
+        node = next(o.node for p, o in mapping.owners.items() if p.chain == "counter")
+        before = len(self.job.recoveries)
+        cluster.kill(cluster.executors()[node][0], signal.SIGKILL)
+        killed = time.time()
+        self._await(lambda: len(self.job.recoveries) > before)
+        usual = max(b.lag for b in [b for b in self.batches if b.committed < killed][-10:])
+        self._await(lambda: (last := self.batches[-1]).began > killed and last.lag <= usual + 0.5)
+        found = outcome(self.batches, killed, time.time())
+        recovery = self.job.recoveries[before]
+        replayed = recovery.to_slice - recovery.from_slice
+        watch = self.job._driver._watch
+        assert watch is not None
+        self._await(lambda: len(watch.ready) >= NODES)
+        time.sleep(10.0)  # ten batches that are as usual
+        return Sample(found, phases(found, killed, self.job.recoveries[before:]), replayed)
+
+    def end(self) -> tuple[int, int]:
+        """Stop; how many counts are missing, and how many are there that should not."""
+        files = self._writer.finish()
+        self._await(lambda: self.batches[-1].newest_file == files - 1)
+        self.job.stop()
+        if self.job.exception is not None:
+            raise self.job.exception
+        expected = heavy.expected(self._words, files, RATE)
+        shown = by_slice(self._root / "out").group_by("word").last().select("word", "n")
+        want, got = Counter(expected.items()), Counter(map(tuple, shown.rows()))
+        return (want - got).total(), (got - want).total()
+
+
+def measure(
+    cluster: Any, spark: Any, root: Path, sizes: Sizes, name: str, interval_s: int, **options: Any
+) -> tuple[list[Sample], float]:
+    interval = f"{interval_s}s"
+    run = Run(spark, root, sizes, checkpoint_interval=interval, **options)
+    used = run.used
+    # Without checkpoints one kill says it all, and takes minutes.
+    shares = SHARES if run.checkpoint_slice else (0.0,)
+    samples = [run.kill(cluster, share, interval_s) for share in shares]
+    lost, duplicated = run.end()
+    for s in samples:
+        say(f"{name}: on schedule {s.outcome.on_schedule:.1f} s, {s.replayed} slices, {s.phases}")
+    if lost or duplicated:
+        raise SystemExit(f"{name}: {lost} counts were lost, {duplicated} are wrong")
+    return samples, used
+
+
+def run(quick: bool) -> None:
+    sizes = QUICK if quick else FULL
+    found: dict[str, list[Sample]] = {}
+    used: list[float] = []
+    with scratch() as root, ab.EmbeddedCluster(NODES) as cluster:
+        spark = cluster.session("strategies", SETTINGS)
+        for name in sizes.strategies:
+            where = root / f"strategy-{name}"
+            found[name], share = measure(
+                cluster, spark, where, sizes, name, INTERVAL_S, strategy=name
+            )
+            used.append(share)
+        for seconds in sizes.intervals:
+            name = f"every {seconds} s"
+            if seconds == INTERVAL_S:
+                found[name] = found["ours"]
+            else:
+                where = root / f"interval-{seconds}"
+                found[name], _ = measure(cluster, spark, where, sizes, name, seconds)
+        spark.stop()
+    _report(sizes, found, statistics.median(used), quick)
+
+
+def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bool) -> None:
+    columns = [
+        "strategy", "kills", "detect s", "restore s", "replay s", "catch up s", "on schedule s",
+        "slices replayed",
+    ]  # fmt: skip
+
+    def median(samples: list[Sample], value: Any) -> float:
+        return float(statistics.median(value(s) for s in samples))
+
+    rows = [
+        [
+            name,
+            len(samples),
+            median(samples, lambda s: s.phases.detect),
+            median(samples, lambda s: s.phases.restore),
+            median(samples, lambda s: s.phases.replay),
+            median(samples, lambda s: s.phases.catch_up),
+            median(samples, lambda s: s.outcome.on_schedule),
+            median(samples, lambda s: s.replayed),
+        ]
+        for name, samples in found.items()
+    ]
+    report.table("A killed counter", columns, rows)
+    figures = {
+        f"{name}_s": median(found[name], lambda s: s.outcome.on_schedule)
+        for name in sizes.strategies
+    }
+    if not quick:
+        size = f"{sizes.words * heavy.NOTE_BYTES / 1e6:.0f} MB"
+        note = (
+            f"`--strategies`: {NODES} nodes, slices of 1 s, a checkpoint every {INTERVAL_S} s "
+            f"unless stated; {size} of state, {RATE:,} words/s at {COST_S * 1e6:.0f} µs each "
+            f"({used:.0%} of a core in all), {sizes.history_s} s of history. Medians. Replay has "
+            "the Spark job around it, too."
+        )
+        rest = (
+            "![by strategy and by interval](recovery_strategies.svg)",
+            f"`{json.dumps(figures)}`",
+        )
+        write_result(
+            "recovery_strategies", "A killed counter, by strategy", note, columns, rows, *rest
+        )
+        _plot(sizes, found, report.RESULTS / "recovery_strategies.svg")
+    report.figures(figures)
+
+
+def _plot(sizes: Sizes, found: dict[str, list[Sample]], path: Path) -> None:
+    """Bars of phases by strategy, and by checkpoint interval."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    groups = (list(sizes.strategies), [f"every {i} s" for i in sizes.intervals])
+    for axis, names in zip(axes, groups, strict=True):
+        bottom = [0.0] * len(names)
+        for phase in ("detect", "restore", "replay", "catch_up"):
+            height = [statistics.median(getattr(s.phases, phase) for s in found[n]) for n in names]
+            axis.bar(names, height, bottom=bottom, label=phase.replace("_", " "))
+            bottom = [a + b for a, b in zip(bottom, height, strict=True)]
+        axis.set_ylabel("seconds until on schedule")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False)
+    axes[1].set_title("ours, by checkpoint interval", fontsize=10)
+    axes[1].tick_params(axis="x", labelrotation=30)
+    figure.tight_layout()
+    figure.savefig(path)
