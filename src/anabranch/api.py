@@ -42,6 +42,7 @@ from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
 from anabranch.operators.ttl import Ttl
 from anabranch.operators.windows import Window, WindowedAggregate
+from anabranch.storage.checkpoint_store import LOCAL, check_url
 from anabranch.storage.sinks import Sink
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Topology:
         node_timeout: Duration = "5s",
         autoscale: Autoscale | bool = False,
         drop_state: Sequence[str] = (),
+        state_url: str | None = None,
         strategy: str = "ours",
     ) -> Job:
         """Start the job and return a handle to it.
@@ -177,8 +179,9 @@ class Topology:
         process is gone is noticed at once. With `autoscale`, the job measures its CPU and its
         slices and chooses the parallelism of its operators, and the nodes it asks for, by itself.
         `drop_state` names operators that are not in the topology any more and whose state in the
-        checkpoint is given up. `strategy` is for experiments: how another system would survive a
-        loss.
+        checkpoint is given up. With a `state_url` such as "s3://bucket/job", the files of state
+        go there, to any store that fsspec knows; `checkpoint` keeps all the rest. `strategy` is
+        for experiments: how another system would survive a loss.
         """
         from anabranch.driver.preparing import JobParts, RunConfig
         from anabranch.spark.driver import JobDriver
@@ -212,6 +215,7 @@ class Topology:
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
             autoscale=Autoscale() if autoscale is True else autoscale or None,
             drop_state=tuple(drop_state),
+            checkpoints=LOCAL if state_url is None else check_url(state_url),
             strategy=chosen,
         )
         driver = JobDriver(spark, parts, config)

@@ -351,7 +351,8 @@ class Controller:
             lambda p: self._has_backups(p, start),
             self._backups(),
         )
-        self._recovery = replace(self._recovery, adjustment=adjustment)
+        more = bool(self._parts)
+        self._recovery = replace(self._recovery, adjustment=adjustment, more=more)
         self._backed_from |= dict.fromkeys(lost, start)
         return [self._head(), RecoverPartitions(self._recovery)]
 
@@ -421,11 +422,13 @@ class Controller:
         if self._parts:
             part = self._parts.pop(0)
             slices = tuple(r.plan(self.mapping.version) for r in part)
-            self._recovery = replace(plan, slices=slices, part=plan.part + 1)
+            more = bool(self._parts)
+            self._recovery = replace(plan, slices=slices, part=plan.part + 1, more=more)
             return [RecoverPartitions(self._recovery)]
         if self._bound is not None and self._lost_ms is not None:
             seconds = (event.now_ms - self._lost_ms) / 1000
-            self._bound.recovered(seconds, plan.restored)
+            replayed = plan.next_slice - 1 - plan.cut
+            self._bound.recovered(seconds, plan.restored, replayed, event.reports)
         self._recovery, self._lost, self._lost_ms = None, frozenset(), None
         self.phase = Phase.RUNNING
         commands = self._on_reports(event.reports) + self._released()

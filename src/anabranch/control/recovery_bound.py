@@ -4,7 +4,8 @@ T(v) of a partition is what it takes to restore its state and to run again the s
 checkpoint interval; both are measured as the job runs. The cost of a backup is the bytes per second
 it would keep. A node takes all its partitions and their backups with it, so the plan is the one for
 lost nodes, not for lost tasks. What a recovery costs whatever it restores (noticing the loss, one
-Spark job) is taken off the bound; it is learnt from the recoveries that happen.
+Spark job) is taken off the bound. That, and how fast state is restored, is learnt from the
+recoveries that happen.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from anabranch.planning.backups import BackupProblem, evaluate
 from anabranch.planning.backups_exact import replan_backups
 from anabranch.planning.graph import TaskGraph
 
-RESTORE_BYTES_PER_S = 200e6  # until a restore was seen
+RESTORE_BYTES_PER_S = 200e6  # until a restore was seen that says something:
+MIN_RESTORED_BYTES = 10e6
 FIXED_S = 0.5  # … and until a recovery was
 SMOOTHING = 0.2  # weight of the newest slice in a mean
 PLAN_EVERY = 20  # slices
@@ -56,6 +58,7 @@ class RecoveryBound:
         self._slice_s: float | None = None
         self._last_ms: int | None = None
         self._fixed_s = FIXED_S
+        self._restore_bytes_per_s = RESTORE_BYTES_PER_S
         self._since_plan = 0
         self._version = 0  # of the mapping that was planned for
         self.choice: BackupChoice | None = None
@@ -77,25 +80,34 @@ class RecoveryBound:
         self._last_ms = processing_ms
         self._since_plan += 1
 
-    def recovered(self, seconds: float, partitions: frozenset[PartitionId]) -> None:
-        """A recovery took so long: the difference to what was predicted for it is learnt."""
-        predicted = self.choice.predicted_s if self.choice is not None else {}
-        known = [predicted[p] for p in partitions if p in predicted]
+    def recovered(
+        self,
+        seconds: float,
+        partitions: frozenset[PartitionId],
+        slices: int,
+        reports: Sequence[NodeReport],
+    ) -> None:
+        """A recovery took so long, for these partitions and so many slices: learn from it."""
+        for report in reports:
+            here = [x for p, x in report.partitions.items() if p in partitions]
+            restored = sum(x.state_bytes for x in here)
+            if restored >= MIN_RESTORED_BYTES and report.restore_s > 0:
+                seen = restored / report.restore_s
+                self._restore_bytes_per_s += 0.5 * (seen - self._restore_bytes_per_s)
+        known = [self._work_s(p, slices) for p in partitions if p in self._measured]
         if known:
-            self._fixed_s = max(0.1, self._fixed_s + 0.5 * (seconds - max(known)))
+            self._fixed_s = max(0.1, self._fixed_s + 0.5 * (seconds - max(known) - self._fixed_s))
 
     def plan(self, mapping: Mapping) -> BackupChoice | None:
-        """A new choice, when it is time for one and it differs from the last."""
+        """A new choice, or the same one with a new prediction, when it is time for one."""
         moved = mapping.version != self._version
         if self._slice_s is None or (self._since_plan < PLAN_EVERY and not moved):
             return None
         if not self._measured.keys() >= mapping.owners.keys() or not mapping.owners:
             return None
         self._since_plan, self._version = 0, mapping.version
-        choice = self._choose(mapping)
-        changed = self.choice is None or choice.backups != self.choice.backups
-        self.choice = choice
-        return choice if changed else None
+        self.choice = self._choose(mapping)
+        return self.choice
 
     def _choose(self, mapping: Mapping) -> BackupChoice:
         names = {str(p): p for p in mapping.owners}
@@ -138,9 +150,12 @@ class RecoveryBound:
         ]
 
     def _reprocess_s(self, partition: PartitionId) -> float:
+        """At worst: the loss comes just before the next checkpoint."""
+        return self._work_s(partition, self._interval_s / (self._slice_s or 1.0))
+
+    def _work_s(self, partition: PartitionId, slices: float) -> float:
         seen = self._measured[partition]
-        slices = self._interval_s / (self._slice_s or 1.0)
-        return slices * seen.cpu_s + seen.state_bytes / RESTORE_BYTES_PER_S
+        return slices * seen.cpu_s + seen.state_bytes / self._restore_bytes_per_s
 
     def _out_rate(self, partition: PartitionId) -> float:
         return self._measured[partition].out_bytes / (self._slice_s or 1.0)

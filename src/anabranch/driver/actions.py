@@ -52,7 +52,7 @@ from anabranch.model.recovery import Adjustment, Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.scaling import Decision
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.storage import source_log
+from anabranch.storage import checkpoint_store, source_log
 from anabranch.storage.files import write_atomic
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.sinks import Sink, refuse_lost_slice
@@ -134,7 +134,8 @@ class Actions:
         self._mapping: PartitionMapping | None = None
         self._confirmed = 0
         self._checkpoint: tuple[int, float | None] = (0, None)  # its slice, when it was complete
-        self._known_lost_at: float | None = None
+        self._known_lost_at: tuple[float, int] | None = None  # by both clocks
+        self._recovery_began = self._restore_s = 0.0
         self._lost: tuple[NodeId, ...] = ()
         self._lost_reason = "start"
         self.doing: Command | None = None
@@ -209,8 +210,9 @@ class Actions:
         """Nodes are gone: the event that says so, and the time from which a recovery counts."""
         log.warning("lost node %s: %s", ", ".join(nodes), reason)
         self._lost, self._lost_reason = nodes, reason
-        self._known_lost_at = time.monotonic()
-        return NodesLost(nodes, reason, logged, self._clock())
+        now = self._clock()
+        self._known_lost_at = time.monotonic(), now
+        return NodesLost(nodes, reason, logged, now)
 
     def _execute(self, command: Command, waves: Waves) -> Event | None:
         match command:
@@ -290,27 +292,32 @@ class Actions:
 
     def _recover(self, plan: RecoveryPlan, waves: Waves) -> Event:
         self._mapping = plan.mapping
-        started = time.monotonic()
-        if self._known_lost_at is None:
-            self._known_lost_at = started  # a start, or a node process that was replaced
+        if plan.part == 0:
+            self._recovery_began, self._restore_s = time.monotonic(), 0.0
+        if self._known_lost_at is None:  # a start, or a node process that was replaced
+            self._known_lost_at = self._recovery_began, self._clock()
         reports = waves.recover(plan, self.run)
         torn = [f for r in reports for f in r.failures if f.kind == "restore"]
         if torn:
             log.warning("%s; trying the checkpoint before it", torn[0].message)
             return RestoreFailed(StorageError(torn[0].message), self._clock())
-        self._note(plan, reports, time.monotonic() - started)
+        if plan.part == 0:
+            self._restore_s = max((r.restore_s for r in reports), default=0.0)
+        if not plan.more:
+            self._note(plan)
         return PartitionsRecovered(tuple(reports), self._clock())
 
-    def _note(self, plan: RecoveryPlan, reports: Sequence[NodeReport], seconds: float) -> None:
+    def _note(self, plan: RecoveryPlan) -> None:
+        assert self._known_lost_at is not None
+        now = time.monotonic()
         if plan.adjustment:
             self._known_lost_at = None
-            paused = time.monotonic() - self.last_slice_at
+            paused = now - self.last_slice_at
             moved = tuple(sorted(plan.restored))
             adjustment = Adjustment(plan.adjustment, moved, plan.cut, paused)
             self.adjustments.append(adjustment)
             log.info("%s", adjustment)
             return
-        restore = max((r.restore_s for r in reports), default=0.0) if plan.part == 0 else 0.0
         recovery = Recovery(
             nodes=self._lost,
             partitions=tuple(sorted(plan.restored)),
@@ -318,9 +325,10 @@ class Actions:
             from_slice=plan.cut,
             to_slice=plan.next_slice - 1,
             reason=self._lost_reason,
-            restore_s=restore,
-            replay_s=seconds - restore,
-            total_s=time.monotonic() - (self._known_lost_at or 0.0),
+            restore_s=self._restore_s,
+            replay_s=now - self._recovery_began - self._restore_s,
+            total_s=now - self._known_lost_at[0],
+            known_ms=self._known_lost_at[1],
             predicted_s=self._predicted_for(plan) if self._lost else None,
         )
         self._lost, self._lost_reason, self._known_lost_at = (), "its process was replaced", None
@@ -354,15 +362,15 @@ class Actions:
         return max((known[p] for p in plan.restored if p in known), default=None)
 
     def _note_backups(self, command: NoteBackups) -> None:
-        """Say who backs up now, and keep the prediction where `describe` finds it."""
-        self.predicted = command
-        worst = max(command.predicted_s.values(), default=0.0)
-        log.info(
-            "%d partitions back up; a lost node is predicted to be back within %.2f s%s",
-            len(command.backups),
-            worst,
-            f" ({command.problem})" if command.problem else "",
-        )
+        """Keep the prediction where `describe` finds it; say so when others back up than before."""
+        before, self.predicted = self.predicted, command
+        if before is None or before.backups != command.backups:
+            log.info(
+                "%d partitions back up; a lost node is predicted to be back within %.2f s%s",
+                len(command.backups),
+                max(command.predicted_s.values(), default=0.0),
+                f" ({command.problem})" if command.problem else "",
+            )
         prediction = {
             str(p): {"seconds": s, "backs_up": p in command.backups}
             for p, s in command.predicted_s.items()
@@ -372,11 +380,10 @@ class Actions:
 
     def _trim(self, command: TrimStorage) -> None:
         source_log.trim(self._root, command.log_below)
-        for path in (self._root / "checkpoints").glob("*/*/*.ckpt"):
-            if str(path.relative_to(self._root)) not in command.keep_files:
-                number = int(path.name.partition("-")[0])
-                if number < command.log_below:
-                    path.unlink(missing_ok=True)
+        for name in checkpoint_store.names(self._root, self._prepared.spec.checkpoints):
+            number = int(name.rpartition("/")[2].partition("-")[0])
+            if name not in command.keep_files and number < command.log_below:
+                checkpoint_store.delete(self._root, name)
 
 
 def now_ms() -> int:

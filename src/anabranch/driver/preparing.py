@@ -16,6 +16,7 @@ from anabranch.model.plan import Plan
 from anabranch.node.messages import JobSpec
 from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
 from anabranch.operators.canonical import require_column
+from anabranch.storage import checkpoint_store
 from anabranch.storage.sinks import Parquet, Sink
 
 
@@ -24,6 +25,7 @@ class RunConfig:
     """How to run a topology."""
 
     checkpoint: Path
+    checkpoints: str = checkpoint_store.LOCAL  # the place of checkpoint files
     slice_interval_ms: int = 1_000
     checkpoint_interval_ms: int = 10_000
     max_rows_per_slice: int | None = None
@@ -70,6 +72,7 @@ def prepare(
         programs=build_programs(plan, outputs, inputs),
         sinks=parts.sinks,
         root=str(config.checkpoint.absolute()),
+        checkpoints=config.checkpoints,
         key_groups=plan.topology.key_groups,
         max_rows_per_slice=config.max_rows_per_slice,
         event_times=parts.event_times,

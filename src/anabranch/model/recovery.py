@@ -32,6 +32,7 @@ class RecoveryPlan:
     reads_log: bool  # does anything rebuilt take input from a source?
     # A long replay comes in several parts; the first one installs.
     part: int = 0
+    more: bool = False  # parts follow
     adjustment: str = ""  # what is adjusted, where nothing was lost
 
     @property
@@ -65,6 +66,7 @@ class Recovery:
     restore_s: float
     replay_s: float
     total_s: float  # from the moment the loss was known
+    known_ms: int  # that moment, since 1970
     predicted_s: float | None = None  # with a recovery bound
 
     def __str__(self) -> str:

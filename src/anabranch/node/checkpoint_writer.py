@@ -10,7 +10,7 @@ from typing import Any
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import PartitionId
 from anabranch.model.reports import CheckpointWritten, Failure
-from anabranch.storage.checkpoint_files import checkpoint_path, write_checkpoint
+from anabranch.storage.checkpoint_files import checkpoint_name, write_checkpoint
 
 MAX_CHECKPOINT_QUEUE = 256  # sealed partitions that wait for the disk; more would fill memory
 # Files per partition that reports repeat: a cut that was given up leaves one the driver may not
@@ -56,11 +56,11 @@ class CheckpointWriter:
             sealed = self._queue.get()
             if sealed is None:
                 return
-            run, root, partition, slice_no, epoch, full, states = sealed
-            path = checkpoint_path(partition, slice_no, epoch)
+            run, root, place, partition, slice_no, epoch, full, states = sealed
+            name = checkpoint_name(partition, slice_no, epoch, place)
             failure = None
             try:
-                size = write_checkpoint(Path(root) / path, partition, slice_no, epoch, states)
+                size = write_checkpoint(Path(root), name, partition, slice_no, epoch, states)
             except Exception as e:
                 message = e.message if isinstance(e, AnabranchError) else repr(e)
                 failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
@@ -70,7 +70,7 @@ class CheckpointWriter:
                 if failure is not None:
                     self._failures.append(failure)
                     continue
-                done = CheckpointWritten(partition, slice_no, epoch, str(path), full, size)
+                done = CheckpointWritten(partition, slice_no, epoch, name, full, size)
                 self._written[(partition, slice_no)] = done
                 mine = sorted(n for p, n in self._written if p == partition)
                 for old in mine[:-REPORTED_CHECKPOINTS]:

@@ -468,11 +468,11 @@ class Host:
     def _seal(self, plan: SlicePlan) -> None:
         """Copy what changed; the writer thread makes it durable while slices go on."""
         assert self._job is not None
-        root, number = self._job.root, plan.number
+        place, number = (self._job.root, self._job.checkpoints), plan.number
         for p in self._partitions.values():
             if p.sealed < number:
                 full, states = p.seal(plan.fold)
-                self._writer.submit(self._run, root, p.id, number, p.epoch, full, states)
+                self._writer.submit(self._run, *place, p.id, number, p.epoch, full, states)
 
     def _spill(self, confirmed: int) -> None:
         """Move the oldest backups to disk while there are too many in memory."""

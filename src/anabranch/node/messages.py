@@ -21,6 +21,7 @@ class JobSpec:
     programs: MappingOf[str, ChainProgram]
     sinks: MappingOf[str, Sink]
     root: str
+    checkpoints: str  # the place of checkpoint files: below `root`, or a URL
     key_groups: int
     max_rows_per_slice: int | None
     event_times: MappingOf[str, str]  # source → its event-time column

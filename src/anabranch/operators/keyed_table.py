@@ -26,6 +26,7 @@ NEVER = np.iinfo(np.int64).max  # a moment that does not come
 _MIN_SLOTS = 64
 _INT64: np.dtype[Any] = np.dtype(np.int64)
 _CHUNK_ROWS = 1 << 17  # rows of a finished chunk of the row log
+_MIN_RUN = 32  # rows of a slice, on average, from which on slices cost less than a copy
 
 
 def no_slots() -> Slots:
@@ -66,7 +67,7 @@ class RowLog:
             self._chunks, self._starts, bounds[:-1], bounds[1:], strict=True
         ):
             if low < high:
-                parts.append(chunk.take(pa.array(slots[low:high] - start)))
+                parts += _picked(chunk, slots[low:high] - start)
         taken = pa.concat_tables(parts)
         if order is None:
             return taken
@@ -77,6 +78,16 @@ class RowLog:
     @property
     def nbytes(self) -> int:
         return int(sum(chunk.nbytes for chunk in self._chunks))
+
+
+def _picked(chunk: pa.Table, rows: Slots) -> list[pa.Table]:
+    """Rows in ascending order. Of nearly all of a chunk, as slices: a checkpoint of the whole state
+    must not copy it while the stream waits."""
+    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    if len(starts) * _MIN_RUN > len(rows):
+        return [chunk.take(pa.array(rows))]
+    ends = np.append(starts[1:], len(rows))
+    return [chunk.slice(rows[a], b - a) for a, b in zip(starts, ends, strict=True)]
 
 
 def _worth_merging(last: int, new: int) -> bool:

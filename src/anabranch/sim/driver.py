@@ -64,7 +64,13 @@ class DicedBackups(RecoveryBound):
     def observe(self, reports: Sequence[NodeReport], processing_ms: int) -> None:
         pass
 
-    def recovered(self, seconds: float, partitions: frozenset[PartitionId]) -> None:
+    def recovered(
+        self,
+        seconds: float,
+        partitions: frozenset[PartitionId],
+        slices: int,
+        reports: Sequence[NodeReport],
+    ) -> None:
         pass
 
     def plan(self, mapping: Mapping) -> BackupChoice | None:

@@ -76,6 +76,12 @@ def rehearsal_frames(job: bytes, task: int, nothing: Iterable[bytes]) -> Iterato
     yield b"rehearsal"
 
 
+def dropped_frames(task: int, batches: Iterable[Any]) -> Iterator[bytes]:
+    """Read a batch for nothing but having read one."""
+    deque(batches, maxlen=0)
+    return iter(())
+
+
 def wave_frames(task: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """One wave on one node: (request in the first pair, blobs) in, pairs or the report out."""
     request: Any = None

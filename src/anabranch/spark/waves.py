@@ -76,6 +76,8 @@ class WaveRunner:
         self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(byte_array)
         self._partitioners: dict[int, Any] = {}
         self.control_bytes = 0  # of requests and reports, on the wire
+        self._newest_batch: tuple[int | None, Any] = (None, None)
+        self._past_batch: Any = None  # the one before
         self._shuffles: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         # These never change, so they are pickled and handed to the JVM once.
         self._wave = self._function(tasks.wave_frames, _PAIRS)
@@ -162,6 +164,8 @@ class WaveRunner:
         elements."""
         if plan.feed is Feed.LIVE:
             jdf = batch._jdf  # type: ignore[union-attr]
+            if plan.batch != self._newest_batch[0]:
+                self._past_batch, self._newest_batch = self._newest_batch[1], (plan.batch, jdf)
             rdd = jdf.toArrowBatchRdd(jdf.queryExecution().executedPlan())
             count = rdd.getNumPartitions()
             if self._watch.settled or not count:
@@ -182,20 +186,22 @@ class WaveRunner:
         partition with a single empty element that is pinned.
         """
         groups = min(count, len(nodes))
-        parts = self._jvm.java.util.ArrayList()
-        for i in range(groups):
-            mask = self._jvm.java.util.ArrayList()
-            for p in range(count):
-                mask.add(p % groups == i)
-            chosen = self._jvm.org.apache.spark.rdd.PartitionPruningRDD(
-                rdd, self._python.toSeq(mask), self._bytes_tag
-            )
-            one = self._collection([b""], [nodes[i]])
-            parts.add(chosen.toJavaRDD().cartesian(one))
-        first = parts.get(0)
-        for i in range(1, groups):
-            first = first.union(parts.get(i))
+        spread = [
+            self._pin(rdd, [p % groups == i for p in range(count)], nodes[i]) for i in range(groups)
+        ]
+        first, *others = spread
+        for other in others:
+            first = first.union(other)
         return first
+
+    def _pin(self, rdd: Any, chosen: Sequence[bool], node: NodeId) -> Any:
+        mask = self._jvm.java.util.ArrayList()
+        for wanted in chosen:
+            mask.add(wanted)
+        pruned = self._jvm.org.apache.spark.rdd.PartitionPruningRDD(
+            rdd, self._python.toSeq(mask), self._bytes_tag
+        )
+        return pruned.toJavaRDD().cartesian(self._collection([b""], [node]))
 
     def _free_shuffles(self) -> None:
         """Free the shuffle files of past slices; Spark itself waits for its driver's GC."""
@@ -237,6 +243,21 @@ class WaveRunner:
             asked = self._python_stage(pinned, self._function(tasks.control_frames, _PAIRS))
             self._answers(self._collect(asked, nodes, None))
             self._shuffles.put(shuffle)  # not before: slices go on meanwhile, and free theirs
+            self._rehearse_reading(nodes[0])
+
+    def _rehearse_reading(self, node: NodeId) -> None:
+        """Read a part of a past batch on a node that joins, and drop it: a JVM's first scan takes
+        seconds. Not of the newest one, whose rows Spark is still counting."""
+        if self._past_batch is None:
+            return
+        with contextlib.suppress(Exception):  # the source may not have it any more
+            past = self._past_batch
+            rdd = past.toArrowBatchRdd(past.queryExecution().executedPlan())
+            count = rdd.getNumPartitions()
+            if count:
+                one = self._pin(rdd, [p == 0 for p in range(count)], node)
+                read = self._python_stage(one, self._function(tasks.dropped_frames, _PAIRS))
+                self._collect(read, (node,), None)
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         return self._watch.await_nodes()

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from anabranch.errors import StorageError
 from anabranch.model.ids import PartitionId
-from anabranch.storage.files import explained, write_atomic
+from anabranch.storage import checkpoint_store
 
 MAGIC = b"ANBRCKP1"
 
@@ -56,14 +56,17 @@ def decode_header(magic: bytes, file: memoryview) -> tuple[dict[str, Any], int]:
     return header, end
 
 
-def checkpoint_path(partition: PartitionId, slice_no: int, epoch: int) -> Path:
-    """Relative to the checkpoint directory, so that the directory can be moved or copied."""
-    name = f"{slice_no:012d}-{epoch}.ckpt"
-    return Path("checkpoints") / partition.chain / str(partition.index) / name
+def checkpoint_name(
+    partition: PartitionId, slice_no: int, epoch: int, place: str = checkpoint_store.LOCAL
+) -> str:
+    """How a cut names the file. Relative to the checkpoint directory, unless the place is a URL, so
+    that the directory can be moved or copied."""
+    return f"{place}/{partition.chain}/{partition.index}/{slice_no:012d}-{epoch}.ckpt"
 
 
 def write_checkpoint(
-    path: Path,
+    root: Path,
+    name: str,
     partition: PartitionId,
     slice_no: int,
     epoch: int,
@@ -84,13 +87,12 @@ def write_checkpoint(
         "epoch": epoch,
         "sections": sections,
     }
-    return write_atomic(path, [*encode_header(MAGIC, header), *buffers], sync=True)
+    return checkpoint_store.write(root, name, [*encode_header(MAGIC, header), *buffers])
 
 
-def read_checkpoint(path: Path) -> dict[str, list[pa.Table]]:
+def read_checkpoint(root: Path, name: str) -> dict[str, list[pa.Table]]:
     """Per operator its tables, oldest first; a damaged file is refused."""
-    with explained("read", path):
-        view = memoryview(path.read_bytes())
+    view = memoryview(checkpoint_store.read(root, name))
     try:
         header, offset = decode_header(MAGIC, view)
         states: dict[str, list[pa.Table]] = {}
@@ -101,5 +103,6 @@ def read_checkpoint(path: Path) -> dict[str, list[pa.Table]]:
             states.setdefault(section["operator"], []).append(decode_table(part))
             offset += section["bytes"]
     except (ValueError, KeyError, pa.ArrowException) as e:
-        raise StorageError(f"the checkpoint {path} is damaged: {e}", path=str(path)) from e
+        where = name if checkpoint_store.is_url(name) else str(root / name)
+        raise StorageError(f"the checkpoint {where} is damaged: {e}", path=where) from e
     return states

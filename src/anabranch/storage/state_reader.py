@@ -20,8 +20,8 @@ from anabranch.errors import ConfigError, StorageError
 from anabranch.model.slices import Cut, SliceRecord
 from anabranch.operators.aggregate_state import PAIR_OF
 from anabranch.operators.base import DELETED, GROUP
+from anabranch.storage import checkpoint_store
 from anabranch.storage.checkpoint_files import MAGIC, decode_header, read_checkpoint
-from anabranch.storage.files import explained
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.kernel_settings import decode, decode_schema
 
@@ -169,7 +169,7 @@ def _states(
     for index in range(int(groups.max()) + 1 if len(groups) else 0):
         states = {n: _empty_state(root, head, n) for n in names}
         for file in cut.files.get(f"{chain}/{index}", ()):
-            for operator, tables in read_checkpoint(root / file).items():
+            for operator, tables in read_checkpoint(root, file).items():
                 if operator in states:
                     for table in tables:
                         states[operator].load(table)
@@ -219,9 +219,8 @@ def _section_bytes(root: Path, cut: Cut, chain: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     files = {f for key, fs in cut.files.items() if key.rpartition("/")[0] == chain for f in fs}
     for file in sorted(files):
-        with explained("read", root / file), (root / file).open("rb") as opened:
-            start = opened.read(20)
-            start += opened.read(int.from_bytes(start[8:16], "big"))
+        start = checkpoint_store.read(root, file, 20)
+        start = checkpoint_store.read(root, file, 20 + int.from_bytes(start[8:16], "big"))
         for section in decode_header(MAGIC, memoryview(start))[0]["sections"]:
             name = section["operator"]
             sizes[name] = sizes.get(name, 0) + section["bytes"]

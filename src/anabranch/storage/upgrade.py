@@ -81,7 +81,7 @@ def _check_files(root: Path, cut: Cut | None) -> None:
     """Read every file of the cut: what it cannot restore must be found while there is a choice."""
     for file in [f for files in cut.files.values() for f in files] if cut else []:
         try:
-            read_checkpoint(root / file)
+            read_checkpoint(root, file)
         except StorageError as e:
             raise StorageError(
                 f"{e.message}; this topology can only begin with the newest checkpoint: start the "

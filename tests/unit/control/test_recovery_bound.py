@@ -64,15 +64,22 @@ def test_the_fewest_backups_within_the_bound() -> None:
         assert not choice.problem
 
 
-def test_nothing_before_it_was_measured_and_nothing_twice() -> None:
+def test_nothing_before_it_was_measured_and_then_now_and_again() -> None:
     plan = line()
     mapping = place(plan, NODES, 1, {})
-    bound = RecoveryBound(plan, 2.0, INTERVAL_S)
+    bound = RecoveryBound(plan, 5.0, INTERVAL_S)
     assert bound.plan(mapping) is None
     run(bound, mapping, {}, PLAN_EVERY)
-    assert bound.plan(mapping) is not None
-    run(bound, mapping, {}, PLAN_EVERY)
-    assert bound.plan(mapping) is None  # the same again
+    first = bound.plan(mapping)
+    run(bound, mapping, {"o2": 0.2}, PLAN_EVERY - 1)
+    assert bound.plan(mapping) is None
+    run(bound, mapping, {"o2": 0.2}, 1)
+    second = bound.plan(mapping)
+    assert first is not None
+    assert second is not None
+    assert second.backups == first.backups  # nobody else backs up, but it will take longer
+    slow = PartitionId("o2", 0)
+    assert second.predicted_s[slow] > first.predicted_s[slow] + 0.9
 
 
 def test_measurements_and_mappings_that_change_are_planned_again() -> None:
@@ -135,8 +142,43 @@ def test_what_recoveries_really_take_is_learnt() -> None:
     lost = frozenset({PartitionId("o0", 0)})
     before = choice.predicted_s[PartitionId("o0", 0)]
     for _ in range(20):
-        bound.recovered(before + 1.0, lost)
+        bound.recovered(before + 1.0, lost, 10, ())
         run(bound, mapping, {}, PLAN_EVERY)
         bound.plan(mapping)
     assert bound.choice is not None
     assert bound.choice.predicted_s[PartitionId("o0", 0)] == pytest.approx(before + 1.0, rel=0.05)
+
+
+def test_an_early_loss_says_nothing_about_what_is_fixed() -> None:
+    plan = line()
+    mapping = place(plan, NODES, 1, {})
+    bound = RecoveryBound(plan, 5.0, INTERVAL_S)
+    run(bound, mapping, {}, PLAN_EVERY)
+    first = bound.plan(mapping)
+    lost = PartitionId("o0", 0)
+    bound.recovered(FIXED_S + 0.1, frozenset({lost}), 1, ())  # one slice to replay, not ten
+    run(bound, mapping, {}, PLAN_EVERY)
+    second = bound.plan(mapping)
+    assert first is not None
+    assert second is not None
+    assert second.predicted_s[lost] == pytest.approx(first.predicted_s[lost])
+
+
+def test_how_fast_state_is_restored_is_learnt() -> None:
+    plan = line()
+    mapping = place(plan, NODES, 1, {})
+    bound = RecoveryBound(plan, 60.0, INTERVAL_S)
+    lost = PartitionId("o0", 0)
+    node = mapping.owners[lost].node
+    large = {lost: PartitionReport(2, 1, state_bytes=1_000_000_000)}
+    for i in range(PLAN_EVERY):
+        bound.observe([*reports(mapping, {}), NodeReport(node, "i", 1, large)], 1_000 * (i + 1))
+    first = bound.plan(mapping)
+    for _ in range(20):  # 50 MB a second, not 200
+        bound.recovered(25.0, frozenset({lost}), 0, [NodeReport(node, "i", 1, large, restore_s=20)])
+    bound.observe([*reports(mapping, {}), NodeReport(node, "i", 1, large)], 30_000)
+    moved = reassign(mapping, [lost], NODES[1:])
+    second = bound.plan(moved)
+    assert first is not None
+    assert second is not None
+    assert second.predicted_s[lost] - first.predicted_s[lost] == pytest.approx(15.0 + 4.5, rel=0.1)

@@ -37,6 +37,7 @@ from anabranch.node.source_task import (
     run_source_task,
 )
 from anabranch.spark.driver import JobDriver
+from anabranch.storage.checkpoint_store import LOCAL
 from oracle import Row
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -254,6 +255,7 @@ class LocalRun:
         backups: frozenset[str] | None = None,
         strategy: str = "ours",
         recovery_bound_ms: int | None = None,
+        checkpoints: str = LOCAL,
     ) -> None:
         parts = JobParts(
             plan=topology.plan(),
@@ -269,6 +271,7 @@ class LocalRun:
             backups=backups,
             strategy=STRATEGIES[strategy],
             recovery_bound_ms=recovery_bound_ms,
+            checkpoints=checkpoints,
         )
         self.driver = JobDriver(None, parts, config)  # type: ignore[arg-type]
         known = dict(schemas) if schemas else dict.fromkeys(topology._sources, SCHEMA)

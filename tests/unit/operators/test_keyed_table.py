@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from anabranch.operators.accumulators import load_rows, sum_part
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import groups_of, hash_keys
-from anabranch.operators.keyed_table import ABSENT, NEVER, KeyedTable, RowLog
+from anabranch.operators.keyed_table import _MIN_RUN, ABSENT, NEVER, KeyedTable, RowLog
 
 SCHEMA = pa.schema([("k", pa.int64())])
 GROUPS = 16
@@ -165,6 +165,19 @@ def test_row_log_takes_any_slots_and_keeps_few_chunks(
     slots = data.draw(st.lists(st.integers(0, rows - 1), max_size=50)) if rows else []
     assert log.take(np.array(slots, dtype=np.int64)).column("k").to_pylist() == slots
     assert log.take(np.arange(rows)).column("k").to_pylist() == list(range(rows))
+
+
+def test_nearly_all_rows_are_not_copied() -> None:
+    log = RowLog(pa.schema([("x", pa.int64())]))
+    for start in (0, 10_000):
+        log.append(pa.table({"x": np.arange(start, start + 10_000)}))
+    slots = np.setdiff1d(np.arange(20_000), [0, 77, 78, 9_999, 10_000, 19_999])
+    before = pa.total_allocated_bytes()
+    taken = log.take(slots)
+    assert pa.total_allocated_bytes() - before < 8 * 20_000 / 4
+    assert taken.column("x").to_pylist() == slots.tolist()
+    few = slots[:: _MIN_RUN // 2]
+    assert log.take(few).column("x").to_pylist() == few.tolist()
 
 
 def test_row_log_merges_small_chunks() -> None:

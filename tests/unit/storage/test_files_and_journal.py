@@ -15,7 +15,7 @@ import pytest
 from anabranch.errors import CheckpointLockedError, StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut, SliceRecord
-from anabranch.storage.checkpoint_files import checkpoint_path, read_checkpoint, write_checkpoint
+from anabranch.storage.checkpoint_files import checkpoint_name, read_checkpoint, write_checkpoint
 from anabranch.storage.files import write_atomic
 from anabranch.storage.journal import DirectoryLock, Head, Journal, _line
 from anabranch.storage.source_log import log_path, read_log, trim, write_log
@@ -157,11 +157,12 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
     partition = PartitionId("c", 1)
-    path = tmp_path / checkpoint_path(partition, 7, 2)
-    write_checkpoint(path, partition, 7, 2, {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]})
-    found = read_checkpoint(path)
+    name = checkpoint_name(partition, 7, 2)
+    states = {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]}
+    write_checkpoint(tmp_path, name, partition, 7, 2, states)
+    found = read_checkpoint(tmp_path, name)
     assert [t.equals(TABLE) for t in found["a"]] == [True, True]
-    _assert_all_damage_seen(path, read_checkpoint)
+    _assert_all_damage_seen(tmp_path / name, lambda _: read_checkpoint(tmp_path, name))
 
 
 def test_a_source_log_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:

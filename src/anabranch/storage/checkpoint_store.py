@@ -1,0 +1,98 @@
+"""Where checkpoint files are: below the checkpoint directory, or at a URL that fsspec knows.
+
+A cut names its files either by a path relative to the directory or by a whole URL, so reading needs
+no setting, and a job may write to another place than the run before it. A file counts once a cut
+names it, which is after it was written: a store needs neither rename nor locks for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from anabranch.errors import ConfigError, StorageError
+from anabranch.storage.files import explained, write_atomic
+
+LOCAL = "checkpoints"  # below the checkpoint directory
+
+
+def read(root: Path, name: str, end: int | None = None) -> bytes:
+    """A file's bytes, or the first `end` of them."""
+    if not is_url(name):
+        with explained("read", root / name), (root / name).open("rb") as file:
+            return file.read() if end is None else file.read(end)
+    with _explained("read", name):
+        system, path = _located(name)
+        return bytes(system.cat_file(path, 0, end))
+
+
+def write(root: Path, name: str, parts: Sequence[Any]) -> int:
+    """Write `parts` as one file that survives a crash; its size."""
+    if not is_url(name):
+        return write_atomic(root / name, parts, sync=True)
+    data = b"".join(memoryview(part) for part in parts)
+    with _explained("write", name):
+        system, path = _located(name)
+        with contextlib.suppress(NotImplementedError):  # an object store has no directories
+            system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        system.pipe_file(path, data)
+    return len(data)
+
+
+def names(root: Path, place: str) -> list[str]:
+    """All checkpoint files at a place: LOCAL or a URL."""
+    if not is_url(place):
+        return [str(p.relative_to(root)) for p in (root / place).glob("*/*/*.ckpt")]
+    with _explained("list", place):
+        system, base = _located(place)
+        found = system.glob(f"{base.rstrip('/')}/*/*/*.ckpt")
+        return [f"{place}/{'/'.join(path.split('/')[-3:])}" for path in found]
+
+
+def delete(root: Path, name: str) -> None:
+    if not is_url(name):
+        (root / name).unlink(missing_ok=True)
+        return
+    with _explained("delete", name):
+        system, path = _located(name)
+        with contextlib.suppress(FileNotFoundError):
+            system.rm_file(path)
+
+
+def is_url(name: str) -> bool:
+    return "://" in name
+
+
+def check_url(url: str) -> str:
+    """The URL as files below it are named; refused if nobody can write there."""
+    if not is_url(url):
+        raise ConfigError(
+            f"state_url is {url!r}; give a URL such as s3://bucket/job, or leave it out to keep "
+            "state in the checkpoint directory"
+        )
+    try:
+        _located(url)
+    except (ImportError, ValueError) as e:
+        raise ConfigError(
+            f"state_url is {url!r}: {e}; install fsspec and the package for this kind of URL, here "
+            "and on every executor"
+        ) from e
+    return url.rstrip("/")
+
+
+def _located(url: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(url)
+    return system, str(path)
+
+
+@contextlib.contextmanager
+def _explained(action: str, url: str) -> Iterator[None]:
+    """Every store raises errors of its own."""
+    try:
+        yield
+    except Exception as e:
+        raise StorageError(f"cannot {action} {url}: {e!r}; check the store", path=url) from e

@@ -1,0 +1,127 @@
+"""A machine that is cut off and comes back, and a disk that is full: nothing is lost or counted
+twice.
+
+Cut off means here that everything on a node is stopped: its worker, its executor, its Python
+workers and its node process. Its connections stay open and carry nothing, as behind a network that
+drops packets. When it comes back, all of it is as alive as before, and does not know that it was
+given up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+from jobs import final_values, numbers, read_output, stream, wait_for
+from pyspark.sql import SparkSession
+from test_node_kills import NODE_TIMEOUT_S, Running, disturbed
+
+import anabranch as ab
+from anabranch.model.commands import RunSlice
+from anabranch.spark import watchdog
+from anabranch.spark.embedded import EmbeddedCluster
+
+DISK_MB = 16
+
+
+def processes_of(cluster: EmbeddedCluster, executor: int) -> list[int]:
+    """The executor and all below it; its node process was started by one of them."""
+    below = {executor}
+    for pid in sorted(watchdog.members(str(cluster.directory))):
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+        if int(stat[1]) in below or command.endswith(f"\0{executor}"):
+            below.add(pid)
+    return sorted(below)
+
+
+@pytest.mark.timeout(300)
+def test_a_node_that_was_cut_off_comes_back_and_is_refused(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    wait_for(lambda: len(cluster.executors()) == 3, 60)
+    running = Running(cluster, spark, tmp_path)
+    running.slices(2)
+    node = running.mapping.nodes[0]
+    executor, name = cluster.executors()[node]
+    zombie = running.node_process(node)
+    machine = [cluster.workers[name], *processes_of(cluster, executor)]
+    assert zombie in machine
+    assert len(machine) >= 4  # with a Python worker
+
+    def alive() -> list[int]:
+        return list(watchdog.members(str(cluster.directory)))
+
+    def cut_off() -> None:
+        actions = running.job._driver.actions
+        wait_for(lambda: isinstance(actions.doing, RunSlice), 30)  # in the middle of something
+        for pid in machine:
+            cluster.kill(pid, signal.SIGSTOP)
+
+    disturbed(running, cut_off)
+    assert running.job.recoveries[-1].nodes == (node,)
+    assert "silent" in running.job.recoveries[-1].reason
+    assert zombie in alive()
+    for pid in machine[1:]:  # its worker, which would kill it on Spark's behalf, stays away
+        cluster.kill(pid, signal.SIGCONT)
+    wait_for(lambda: zombie not in alive(), 10 * NODE_TIMEOUT_S)  # it ended itself
+    assert executor in alive()
+    running.slices(2)
+    assert node not in running.mapping.nodes
+    cluster.kill(machine[0], signal.SIGCONT)
+    wait_for(lambda: executor not in alive(), 60)
+    running.end()
+    wait_for(lambda: len(cluster.executors()) == 3, 60)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)]
+    if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.timeout(300)
+def test_a_full_disk_ends_the_run_and_a_restart_goes_on(
+    spark: SparkSession, tmp_path: Path, small_disk: Path
+) -> None:
+    raw = [numbers(tmp_path / "in", files=6, rows=40)]
+
+    def start() -> ab.Job:
+        topology = ab.Topology("sums")
+        rows = topology.source("numbers", stream(tmp_path / "in", "k long, v long"))
+        sums = rows.key_by("k").aggregate("sum", total=ab.sum("v"))
+        sums.to("out", ab.Parquet(str(tmp_path / "out")))
+        return topology.start(spark, checkpoint=small_disk / "ck", slice="200ms")
+
+    job = start()
+    wait_for(lambda: sum(p.rows_in for p in job.recent_progress) == 240, 60)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError as full:
+            assert full.strerror == "No space left on device"
+    raw.append(numbers(tmp_path / "in", files=6, rows=40, start=6))
+    wait_for(lambda: not job.is_active, 120)
+    assert job.exception is not None
+    assert "No space left on device" in job.exception.message
+    ballast.unlink()
+    again = start()
+    wait_for(lambda: sum(p.rows_in for p in again.recent_progress) >= 240, 60)
+    again.stop()
+    assert again.exception is None
+    expected = pl.concat(raw).group_by("k").agg(total=pl.col("v").sum())
+    found = final_values(read_output(tmp_path / "out"))
+    assert found == {k: {"total": total} for k, total in expected.rows()}

@@ -1,0 +1,94 @@
+"""State on an object store: restarts, losses, trimming and damage are as on a local disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from local_run import LocalRun
+from test_local_runs import Comparison, _simple
+from test_restarts import batch
+
+import anabranch as ab
+from anabranch.errors import ConfigError, StorageError
+from anabranch.storage import checkpoint_store
+from anabranch.storage.checkpoint_store import LOCAL, check_url
+from anabranch.storage.state_reader import inspect
+
+MEMORY = "memory://jobs/one"
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/store"
+        return
+    yield MEMORY
+    fsspec.filesystem("memory").store.clear()
+
+
+def fed(
+    comparison: Comparison, root: Path, url: str, batches: range, interval: int = 1
+) -> LocalRun:
+    run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval, checkpoints=url)
+    for n in batches:
+        comparison.feed(run, batch(n))
+        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+    return run
+
+
+def test_restarts_and_trimming(tmp_path: Path, url: str) -> None:
+    comparison = Comparison(_simple())
+    root = tmp_path / "job"
+    fed(comparison, root, url, range(6)).stop()
+    assert not (root / LOCAL).exists()
+    names = checkpoint_store.names(root, url)
+    assert names
+    assert all(n.startswith(url + "/") for n in names)
+    cut = inspect(root).operators  # the state reader finds them, too
+    assert sum(o.rows for o in cut) > 0
+    fed(comparison, root, url, range(6, 9)).kill()
+    fed(comparison, root, url, range(9, 30)).stop()
+    slices = {n.rpartition("/")[2].partition("-")[0] for n in checkpoint_store.names(root, url)}
+    assert len(slices) < 15  # of thirty that were sealed
+
+
+def test_a_job_moves_to_a_store_and_back(tmp_path: Path, url: str) -> None:
+    comparison = Comparison(_simple())
+    for number, place in enumerate((LOCAL, url, LOCAL)):
+        fed(comparison, tmp_path / "job", place, range(3 * number, 3 * number + 3)).stop()
+
+
+def test_a_damaged_newest_file_is_skipped(tmp_path: Path, url: str) -> None:
+    comparison = Comparison(_simple())
+    root = tmp_path / "job"
+    fed(comparison, root, url, range(5)).kill()
+    names = sorted(checkpoint_store.names(root, url), key=lambda n: n.rpartition("/")[2])
+    system, path = fsspec.core.url_to_fs(names[-1])
+    system.pipe_file(path, system.cat_file(path)[:-3])
+    fed(comparison, root, url, range(5, 7)).stop()
+
+
+def test_what_the_store_refuses_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("the bucket is closed")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "pipe_file", full)
+    with pytest.raises(StorageError, match=r"cannot write memory://jobs.*the bucket is closed"):
+        fed(Comparison(_simple()), tmp_path, MEMORY, range(5)).stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"), [("a/directory", "give a URL"), ("nosuch://x", "install fsspec")]
+)
+def test_places_that_are_none_are_refused(url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_url(url)
+    topology = ab.Topology("t")
+    topology.source("s", None).to("o", ab.Memory())
+    with pytest.raises(ConfigError, match=why):
+        topology.start(None, checkpoint="ck", state_url=url)  # type: ignore[arg-type]
