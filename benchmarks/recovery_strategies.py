@@ -65,11 +65,11 @@ class Run:
         before = heavy.fill(root / "in", sizes.words)
         self.job = heavy.topology(root, COST_S).start(spark, checkpoint=root / "ck", **options)
         self._query = self.job._driver._query
-        self._await(lambda: self.rows >= before)
+        self.wait_for(lambda: self.rows >= before)
         self._writer = Writer(self._write)
         replays_all = not STRATEGIES[options.get("strategy", "ours")].checkpoints
-        self._await(lambda: len(self.batches) >= (sizes.history_s if replays_all else QUIET_S))
-        self._await(lambda: replays_all or self.checkpoint_slice > 0)
+        self.wait_for(lambda: len(self.batches) >= (sizes.history_s if replays_all else QUIET_S))
+        self.wait_for(lambda: replays_all or self.checkpoint_slice > 0)
 
     def _write(self, number: int) -> None:
         word = heavy.marked(number, RATE, self._words)
@@ -95,7 +95,7 @@ class Run:
         span = (newest[-1].processing_ms - newest[0].processing_ms) / 1000
         return sum(p.cpu_s for p in newest[1:]) / span
 
-    def _await(self, condition: Any) -> None:
+    def wait_for(self, condition: Any) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.job.exception is not None:
@@ -104,34 +104,37 @@ class Run:
                 raise SystemExit(f"it did not happen within {PATIENCE_S:.0f} s")
             time.sleep(0.05)
 
-    def kill(self, cluster: Any, share: float, interval_s: float) -> Sample:
-        """Kill the counter's node so long after a checkpoint, and wait until all is as usual."""
+    def after_checkpoint(self, seconds: float) -> None:
+        """Wait until so long after the next checkpoint, if there are any."""
         newest = self.checkpoint_slice
         if newest:
-            self._await(lambda: self.checkpoint_slice > newest)
-            time.sleep(share * interval_s)
+            self.wait_for(lambda: self.checkpoint_slice > newest)
+            time.sleep(seconds)
+
+    def kill(self, cluster: Any) -> Sample:
+        """Kill a node of the counter, and wait until all is as usual."""
         mapping = self.job._driver.controller.mapping
         assert mapping is not None
         node = next(o.node for p, o in mapping.owners.items() if p.chain == "counter")
         before = len(self.job.recoveries)
         cluster.kill(cluster.executors()[node][0], signal.SIGKILL)
         killed = time.time()
-        self._await(lambda: len(self.job.recoveries) > before)
+        self.wait_for(lambda: len(self.job.recoveries) > before)
         usual = max(b.lag for b in [b for b in self.batches if b.committed < killed][-10:])
-        self._await(lambda: (last := self.batches[-1]).began > killed and last.lag <= usual + 0.5)
+        self.wait_for(lambda: (last := self.batches[-1]).began > killed and last.lag <= usual + 0.5)
         found = outcome(self.batches, killed, time.time())
         recovery = self.job.recoveries[before]
         replayed = recovery.to_slice - recovery.from_slice
         watch = self.job._driver._watch
         assert watch is not None
-        self._await(lambda: len(watch.ready) >= NODES)
+        self.wait_for(lambda: len(watch.ready) >= NODES)
         time.sleep(10.0)  # ten batches that are as usual
         return Sample(found, phases(found, killed, self.job.recoveries[before:]), replayed)
 
     def end(self) -> tuple[int, int]:
         """Stop; how many counts are missing, and how many are there that should not."""
         files = self._writer.finish()
-        self._await(lambda: self.batches[-1].newest_file == files - 1)
+        self.wait_for(lambda: self.batches[-1].newest_file == files - 1)
         self.job.stop()
         if self.job.exception is not None:
             raise self.job.exception
@@ -149,7 +152,10 @@ def measure(
     used = run.used
     # Without checkpoints one kill says it all, and takes minutes.
     shares = SHARES if run.checkpoint_slice else (0.0,)
-    samples = [run.kill(cluster, share, interval_s) for share in shares]
+    samples = []
+    for share in shares:
+        run.after_checkpoint(share * interval_s)
+        samples.append(run.kill(cluster))
     lost, duplicated = run.end()
     for s in samples:
         say(f"{name}: on schedule {s.outcome.on_schedule:.1f} s, {s.replayed} slices, {s.phases}")
