@@ -109,12 +109,16 @@ def run_side(cluster: Any, spark: Any, side: str, root: Path, sizes: Sizes) -> R
     )
     options: dict[str, Any] = {"autoscale": AUTOSCALE} if side == "elastic" else {}
     job = topology.start(spark, checkpoint=root / "ck", **options)
-    read = [0]
-    job.on_progress(lambda p: read.__setitem__(0, read[0] + p.rows_in))
-    _await(lambda: read[0] > 0, 120.0)
+    slices: dict[int, int] = {}
+    job.on_progress(lambda p: slices.__setitem__(p.slice, p.rows_in))
+
+    def read() -> int:
+        return sum(slices.values())
+
+    _await(lambda: read() > 0, 120.0)
     time.sleep(SETTLE_S)
     runner = job._driver._runner
-    before = cpu_seconds(cluster), shuffled_bytes(spark) + runner.control_bytes, read[0]
+    before = cpu_seconds(cluster), shuffled_bytes(spark) + runner.control_bytes, read()
     phases: list[float] = []
     for factor in PROFILE:
         feed.factor = factor
@@ -123,11 +127,11 @@ def run_side(cluster: Any, spark: Any, side: str, root: Path, sizes: Sizes) -> R
         assert first is not None
         seconds = [p.seconds for p in job.recent_progress if p.slice > first.slice]
         phases.append(statistics.median(seconds))
-    rows = read[0] - before[2]
+    rows = read() - before[2]
     cpu = (cpu_seconds(cluster) - before[0]) / rows
     network = (shuffled_bytes(spark) + runner.control_bytes - before[1]) / rows
     raw = feed.finish()
-    _await(lambda: read[0] >= feed.rows)
+    _await(lambda: read() >= feed.rows)
     job.stop()
     if job.exception is not None:
         raise job.exception

@@ -48,7 +48,7 @@ class Feed:
     directory: Path
     make: Callable[[int], dict[str, pl.DataFrame]]
     frames: list[dict[str, pl.DataFrame]] = field(default_factory=list)
-    done_rows: Callable[[], int] = lambda: 0
+    _read: dict[int, int] = field(default_factory=dict)  # rows by slice: one may run twice
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class Feed:
 
     def _work(self) -> None:
         while not self._ended.wait(FILE_EVERY_S):
-            if self.rows - self.done_rows() < 8 * ROWS:
+            if self.rows - self.read < 8 * ROWS:
                 self._write()
 
     def _write(self) -> None:
@@ -76,6 +76,13 @@ class Feed:
     @property
     def rows(self) -> int:
         return sum(f.height for frames in self.frames for f in frames.values())
+
+    def watch(self, job: ab.Job) -> None:
+        job.on_progress(lambda p: self._read.__setitem__(p.slice, p.rows_in))
+
+    @property
+    def read(self) -> int:
+        return sum(self._read.values())
 
     def finish(self) -> dict[str, pl.DataFrame]:
         """All rows by source."""
@@ -183,15 +190,13 @@ def run_case(
         checkpoint_interval="2s",
         node_timeout=NODE_TIMEOUT,
     )
-    read = [0]
-    job.on_progress(lambda p: read.__setitem__(0, read[0] + p.rows_in))
-    feed.done_rows = lambda: read[0]
+    feed.watch(job)
     killer = Killer(cluster, job, random.Random(seed))
     killer._settle()
     while sum(killer.hits.values()) < kills:
         killer.strike()
     raw = feed.finish()
-    killer._wait_for(lambda: read[0] >= feed.rows)
+    killer._wait_for(lambda: feed.read >= feed.rows)
     job.stop()
     if job.exception is not None:
         raise job.exception
