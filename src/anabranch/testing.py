@@ -120,7 +120,8 @@ def play(
     Schemas of sources are taken from the first rows given for them, unless named.
     """
     known = {n: _table(rows, None).schema for n, rows in _first_rows(steps).items()}
-    with tempfile.TemporaryDirectory(prefix="anabranch-play-") as root:
+    # A host's thread may still write a checkpoint when the last step is done.
+    with tempfile.TemporaryDirectory(prefix="anabranch-play-", ignore_cleanup_errors=True) as root:
         job = LocalJob(topology, Path(root), {**known, **(schemas or {})}, nodes)
         return [job.step(step) for step in steps]
 

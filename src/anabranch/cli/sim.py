@@ -17,7 +17,15 @@ from anabranch.errors import ConfigError
 from anabranch.sim import Outcome, simulate
 
 SHOWN_FAILURES = 3  # stories; all failing seeds are named
-SUMMED = ("crashes", "hangs", "replaced", "driver crashes", "torn files", "late calls")
+SUMMED = (
+    "adjustments",
+    "crashes",
+    "hangs",
+    "replaced",
+    "driver crashes",
+    "torn files",
+    "late calls",
+)
 
 
 def sim(

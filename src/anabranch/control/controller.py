@@ -24,7 +24,7 @@ from anabranch.control.checkpoints import CheckpointLedger
 from anabranch.control.elasticity import Change, Wishes
 from anabranch.control.ledger import SliceLedger
 from anabranch.control.load import Load
-from anabranch.control.recovery import in_parts, plan_recovery
+from anabranch.control.recovery import in_parts, plan_recovery, stage_of
 from anabranch.control.recovery_bound import RecoveryBound
 from anabranch.errors import (
     AnabranchError,
@@ -68,7 +68,7 @@ from anabranch.model.events import (
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, adjust, place, reassign
+from anabranch.model.mapping import Layout, Mapping, adjust, place, reassign
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -106,7 +106,8 @@ class Past:
     previous: Cut | None = None
     slices: tuple[SliceRecord, ...] = ()  # after the previous cut, in order
     epochs: MappingOf[PartitionId, int] = field(default_factory=dict)
-    groups: MappingOf[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: Layout = field(default_factory=dict)
+    layouts: MappingOf[int, Layout] = field(default_factory=dict)  # of slices that had another
     rescaled: frozenset[str] = frozenset()  # chains whose declared parallelism is another now
     mapping_version: int = 0
     generation: int = 0  # of the driver that wrote the journal last
@@ -139,6 +140,8 @@ class Controller:
         self._nodes: list[NodeId] = []
         self._hosts: dict[NodeId, str] = {}
         self._epochs = dict(past.epochs)  # every one ever given out: none comes again
+        self._layout: Layout = {}  # that holds when nothing is being recovered
+        self._layouts = {r.mapping: past.layouts.get(r.mapping, past.groups) for r in past.slices}
         self._wishes = Wishes(plan)
         self._change: Change | None = None  # of the mapping, on its way
         self._scaled: tuple[int, dict[str, int]] | None = None  # the cut of the last one, before it
@@ -159,6 +162,7 @@ class Controller:
         self._lost: frozenset[PartitionId] = frozenset()  # not recovered yet
         self._recovery: RecoveryPlan | None = None
         self._parts: list[tuple[SliceRecord, ...]] = []  # of the recovery, still to replay
+        self._stage_end: int | None = None  # the recovery ends here with a cut, another follows
         self._attempts = 0  # to read a batch
         self._tries = 0  # to recover or to run, since the last slice
         self._waiting_batch: int | None = None
@@ -201,8 +205,9 @@ class Controller:
             case PartitionsPrepared():
                 return self._on_prepared(event)
             case ScaleRequested():
-                self._wishes.scale(event.operator, event.parallelism)
-                self._change = None  # another one: it takes all wishes in
+                assert self.mapping is not None  # requests come to a job that runs
+                self._wishes.scale(event.operator, event.parallelism, self.mapping)
+                self._change = None  # another one fulfils this, too
                 return self._go_on(event.now_ms)
             case DrainRequested():
                 self._wishes.drain(event.node, self._nodes, self.load)
@@ -230,13 +235,14 @@ class Controller:
             kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
             version = past.mapping_version + 1
             self.mapping = place(self._plan, self._nodes, version, past.epochs, kept, self._hosts)
+            self._layout = self.mapping.groups
             return self._recover(frozenset(self.mapping.owners), self.mapping)
         return self._reassign(frozenset(), anyway=True)
 
     def _on_lost(self, event: NodesLost) -> list[Command]:
         self._nodes = [n for n in self._nodes if n not in event.nodes]
         self._wishes.drained -= set(event.nodes)
-        self._change = None
+        self._change = None  # it may count on them
         self._lost_ms = self._lost_ms or event.now_ms
         self._interrupt(event.logged)
         if self.mapping is None:
@@ -321,7 +327,9 @@ class Controller:
             self._lost = frozenset(self.mapping.owners)
             for chain, count in now.items():
                 if count != scaled[1][chain]:
-                    self._wishes.scale(chain, count)
+                    self._wishes.scale(chain, count, self.mapping)
+        self._layout = self.mapping.groups
+        self._layouts = dict.fromkeys(self._layouts, self._layout)
 
     def _may_try_again(self) -> bool:
         self._tries += 1
@@ -330,24 +338,37 @@ class Controller:
     def _recover(
         self, lost: frozenset[PartitionId], mapping: Mapping, adjustment: str = ""
     ) -> list[Command]:
-        """Restore `lost` from the newest cut that has not proved unreadable, and replay."""
+        """Restore `lost` from the newest cut that has not proved unreadable, and replay.
+
+        Slices from before a change of the layout, which only the older cut goes back to, are
+        replayed first, under theirs and by all partitions; a cut after them begins the rest.
+        """
         self.phase = Phase.RECOVERING
-        self.mapping, self._lost = mapping, lost
-        self._change = None  # begins again, if it is still wanted
-        self._epochs |= {p: o.epoch for p, o in mapping.owners.items()}
         cut = self._checkpoints.cut
         start = self._checkpoints.cut_slice + 1
+        records, layout, more = stage_of(
+            self._plan, self._slices.after(start - 1), self._layouts, self._layout
+        )
+        self._stage_end = records[-1].number if more else None
+        if mapping.groups != layout:
+            nodes, version = self._wishes.allowed(self._nodes), mapping.version + 1
+            mapping = place(self._plan, nodes, version, self._epochs, layout, self._hosts)
+            lost = frozenset(mapping.owners)
+        self.mapping, self._lost = mapping, lost
+        self._layouts[mapping.version] = mapping.groups
+        self._change = None  # begins again, if it is still wanted
+        self._epochs |= {p: o.epoch for p, o in mapping.owners.items()}
         self.frontier |= dict.fromkeys(lost, start)
         self.frontier = {p: n for p, n in self.frontier.items() if p in mapping.owners}
         self._checkpoints.installed(lost, mapping)
-        self._parts = list(in_parts(self._slices.after(start - 1)))
-        first = self._parts.pop(0)
+        self._parts = list(in_parts(records))
+        first = self._replayed(self._parts.pop(0))
         self._recovery = plan_recovery(
             self._plan,
             mapping,
             lost,
             cut,
-            [r.plan(mapping.version) for r in first],
+            first,
             lambda p: self._has_backups(p, start),
             self._backups(),
         )
@@ -355,6 +376,11 @@ class Controller:
         self._recovery = replace(self._recovery, adjustment=adjustment, more=more)
         self._backed_from |= dict.fromkeys(lost, start)
         return [self._head(), RecoverPartitions(self._recovery)]
+
+    def _replayed(self, records: Iterable[SliceRecord]) -> tuple[SlicePlan, ...]:
+        assert self.mapping is not None
+        plans = [r.plan(self.mapping.version) for r in records]
+        return tuple(replace(p, seal=p.number == self._stage_end) for p in plans)
 
     def _has_backups(self, partition: PartitionId, first: int) -> bool:
         backups = self._backups()
@@ -388,7 +414,18 @@ class Controller:
         assert self.mapping is not None
         ledger = self._checkpoints
         records = tuple(self._slices.records)
-        return WriteHead(ledger.cut, ledger.previous, records, self.mapping, dict(self._epochs))
+        used = {r.mapping for r in records} | {self.mapping.version}
+        self._layouts = {v: x for v, x in self._layouts.items() if v in used}
+        others = {v: x for v, x in self._layouts.items() if x != self._layout}
+        return WriteHead(
+            ledger.cut,
+            ledger.previous,
+            records,
+            self.mapping,
+            dict(self._epochs),
+            self._layout,
+            others,
+        )
 
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
         """A torn checkpoint is skipped: the cut before it and a longer replay give the same.
@@ -420,11 +457,14 @@ class Controller:
             return self._fail(error)
         self._advance(event.reports, plan.next_slice, plan.restored)
         if self._parts:
-            part = self._parts.pop(0)
-            slices = tuple(r.plan(self.mapping.version) for r in part)
+            slices = self._replayed(self._parts.pop(0))
             more = bool(self._parts)
             self._recovery = replace(plan, slices=slices, part=plan.part + 1, more=more)
             return [RecoverPartitions(self._recovery)]
+        if self._stage_end is not None:
+            self._recovery, self._lost = None, frozenset()
+            self._checkpoints.sealed(self._stage_end, self.mapping, event.now_ms)
+            return self._on_reports(event.reports) + self._go_on(event.now_ms)
         if self._bound is not None and self._lost_ms is not None:
             seconds = (event.now_ms - self._lost_ms) / 1000
             replayed = plan.next_slice - 1 - plan.cut
@@ -471,6 +511,7 @@ class Controller:
             wishes.done()
             before = self.mapping
             self._scaled = newest, {c: len(before.partitions(c)) for c in before.groups}
+            self._layout = change.mapping.groups
             return self._recover(change.moved, change.mapping, change.what)
         if change.prepared and ledger.sealed_slice == newest:
             return [PollNodes()]
@@ -490,7 +531,7 @@ class Controller:
         if decision.dry_run:
             return commands
         for chain, parallelism in decision.parallelism.items():
-            self._wishes.scale(chain, parallelism)
+            self._wishes.scale(chain, parallelism, self.mapping)
         if decision.drain is not None:
             self._wishes.drain(decision.drain, self._nodes, self.load)
             commands += self._released()
@@ -527,6 +568,11 @@ class Controller:
 
     def _go_on(self, now_ms: int) -> list[Command]:
         """The next step whenever no slice is running."""
+        if self.phase is Phase.RECOVERING and self._recovery is None:
+            assert self.mapping is not None
+            if self._checkpoints.in_flight:
+                return [PollNodes()]
+            return self._recover(frozenset(), self.mapping)  # the next stage
         if self._running is not None or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
         if self._again is not None:

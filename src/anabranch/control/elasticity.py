@@ -56,7 +56,7 @@ class Wishes:
             )
         return next(c.name for c in chains if not c.is_source)
 
-    def scale(self, operator: str, parallelism: int) -> None:
+    def scale(self, operator: str, parallelism: int, mapping: Mapping) -> None:
         chain = self.chain_of(operator)
         groups = self._plan.topology.key_groups
         if parallelism < 1:
@@ -68,12 +68,13 @@ class Wishes:
                 f"{operator!r} cannot run at parallelism {parallelism}: the topology has {groups} "
                 "key groups, and a partition needs at least one"
             )
-        under_way = self._parallelism.get(chain, parallelism)
-        if under_way != parallelism:
+        under_way = self._parallelism.get(chain)
+        if under_way not in (None, parallelism):
             raise AdjustmentError(
                 f"{operator!r} is being scaled to {under_way} already; wait until that is done"
             )
-        self._parallelism[chain] = parallelism
+        if under_way is not None or parallelism != len(mapping.partitions(chain)):
+            self._parallelism[chain] = parallelism
 
     def drain(self, node: NodeId, nodes: Sequence[NodeId], load: Load) -> None:
         if node not in nodes:
@@ -124,7 +125,8 @@ class Wishes:
             return None
         after = adjust(mapping, self._parallelism, self.allowed(nodes), epochs, hosts)
         moved = frozenset(p for p, o in after.owners.items() if mapping.owners.get(p) != o)
-        if not moved and after.owners.keys() == mapping.owners.keys():
+        same = after.owners.keys() == mapping.owners.keys() and after.nodes == mapping.nodes
+        if not moved and same:
             self.done()
             return None
         return Change(after, moved, self._said(mapping, after, leaving))

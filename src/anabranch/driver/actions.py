@@ -165,6 +165,7 @@ class Actions:
                 slices=(*head.slices, *slices),
                 epochs=head.epochs,
                 groups=head.groups,
+                layouts=head.layouts,
                 rescaled=frozenset(c for c in declared if before.get(c) != declared[c]),
                 mapping_version=head.mapping_version,
                 generation=head.generation,
@@ -352,7 +353,8 @@ class Actions:
                 previous=command.previous,
                 slices=command.slices,
                 epochs=command.epochs,
-                groups=command.mapping.groups,
+                groups=command.layout,
+                layouts=command.layouts,
                 mapping_version=command.mapping.version,
             )
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping
+from anabranch.model.mapping import Layout, Mapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Staged
 from anabranch.model.scaling import Decision
@@ -75,13 +75,18 @@ class ExposeSlice:
 @dataclass(frozen=True, slots=True)
 class WriteHead:
     """Begin a new journal file: the cuts a restart begins with, the slices after the older one,
-    the mapping and every epoch ever given out. Written before anything of it is used."""
+    the mapping and every epoch ever given out. Written before anything of it is used.
+
+    `layout` is what a restart routes by; `layouts`, by version of the mapping, what slices ran
+    under that had another one."""
 
     cut: Cut | None
     previous: Cut | None
     slices: tuple[SliceRecord, ...]
     mapping: Mapping
     epochs: MappingOf[PartitionId, int]
+    layout: Layout
+    layouts: MappingOf[int, Layout]
 
 
 @dataclass(frozen=True, slots=True)

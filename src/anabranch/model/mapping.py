@@ -16,6 +16,8 @@ from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.plan import Plan
 
+Layout = MappingOf[str, tuple[int, ...]]  # per chain, the partition of every key group
+
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
@@ -33,7 +35,7 @@ class Mapping:
     """
 
     version: int
-    groups: MappingOf[str, tuple[int, ...]]
+    groups: Layout
     owners: MappingOf[PartitionId, Ownership]
     nodes: tuple[NodeId, ...]
 
@@ -59,7 +61,7 @@ def place(
     nodes: Sequence[NodeId],
     version: int,
     epochs: MappingOf[PartitionId, int],
-    groups: MappingOf[str, tuple[int, ...]] | None = None,
+    groups: Layout | None = None,
     hosts: MappingOf[NodeId, str] | None = None,
 ) -> Mapping:
     """Spread partitions evenly over nodes, those of a chain over machines first.
@@ -182,9 +184,7 @@ def adjust(
     return Mapping(mapping.version + 1, groups, owners, _nodes_of(owners, nodes))
 
 
-def _unchanged(
-    partition: PartitionId, node: NodeId, before: Mapping, groups: MappingOf[str, tuple[int, ...]]
-) -> bool:
+def _unchanged(partition: PartitionId, node: NodeId, before: Mapping, groups: Layout) -> bool:
     owner = before.owners.get(partition)
     if owner is None or owner.node != node:
         return False

@@ -43,6 +43,11 @@ class RecoveryPlan:
     def next_slice(self) -> int:
         return self.slices[-1].number + 1 if self.slices else self.cut + 1
 
+    @property
+    def seals(self) -> bool:
+        """Do all partitions seal a checkpoint after the last slice?"""
+        return bool(self.slices) and self.slices[-1].seal
+
     @cached_property
     def rebuilt(self) -> frozenset[PartitionId]:
         return self.restored | self.shadows

@@ -284,7 +284,11 @@ class Host:
             if self._job.programs[pid.chain].chain.depth == request.depth:
                 sent += list(self._rebuild(shadow, request))
         outgoing = self._send(sent, request.node, request.nodes)
-        return outgoing, self._report() if request.last else None
+        if not request.last:
+            return outgoing, None
+        if plan.seals and not self._notes.problems:
+            self._seal(plan.slices[-1])
+        return outgoing, self._report()
 
     def _begin(self, request: RecoverRequest) -> None:
         """Take over what the mapping gives to this node. Partitions it keeps are not touched;

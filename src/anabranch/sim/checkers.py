@@ -5,8 +5,14 @@
 - What a recovery from either cut may need is there: files, log, backups; a cut's files hold
   exactly the state after its slice.
 - Backups, packets and storage never go back beyond the older cut.
-- No partition has two owners with the same epoch.
-- Once the faults have ended, the run finishes (`run.py` counts the steps).
+- Live partitions hold exactly the state of their own key groups.
+- A mapping is journalled before anything of it is installed, and its version means one mapping.
+- No partition has two owners with the same epoch; an epoch is given out once, with one owner and
+  one set of key groups.
+- Requests are accepted or refused as they can or cannot be done; a drained node gets nothing while
+  there is another, and is released with nothing on it.
+- Once the faults have ended, what was asked for is done and the run finishes (`run.py` counts the
+  steps).
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from anabranch.model.commands import Command, RunSlice, TrimStorage, WriteHead
-from anabranch.model.ids import PartitionId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, Feed, SliceRecord
@@ -24,6 +30,7 @@ from anabranch.sim.cluster import Cluster
 from anabranch.sim.node import SimNode
 from anabranch.sim.oracle import Oracle, Shown
 from anabranch.sim.partition import SimPartition
+from anabranch.sim.requests import Request
 from anabranch.sim.workload import KEYS
 
 
@@ -48,6 +55,8 @@ class Checkers:
         self._states = {0: self._oracle.state()}  # after each slice
         self._values: Counter[int] = Counter()  # of rows, in all slices
         self._owners: dict[tuple[PartitionId, int], SimNode] = {}
+        self._mappings: dict[int, Mapping] = {}  # that were journalled
+        self._given: dict[tuple[PartitionId, int], tuple[NodeId, frozenset[int]]] = {}
         self._checked_cuts: set[int] = set()
         self._backed_from: dict[tuple[PartitionId, int], int] = {}  # as the driver asked for it
         cluster.on_install = self.installed
@@ -71,8 +80,29 @@ class Checkers:
         if sum(record.rows.values()) != len(rows) * self._job.row_weight:
             violated(f"slice {number} is journalled with {record.rows}, its log has {len(rows)}")
         self._records[number] = record
-        self._expected[number] = self._oracle.run(shares, record.watermark_us, record.processing_ms)
+        mapping = self._mappings.get(record.mapping)
+        if mapping is None:
+            violated(f"slice {number} ran under mapping {record.mapping}, which is not journalled")
+        self._expected[number] = self._oracle.run(
+            shares, record.watermark_us, record.processing_ms, mapping.groups
+        )
         self._states[number] = self._oracle.state()
+        self._check_live(number, mapping)
+
+    def _check_live(self, number: int, mapping: Mapping) -> None:
+        """Partitions that live hold the state of their own key groups, and nothing else."""
+        for pid, owner in mapping.owners.items():
+            found = self._cluster.machines[owner.node].process.partitions.get(pid)
+            if found is None or found.epoch != owner.epoch or found.next_slice != number + 1:
+                continue  # it has been replaced since it reported
+            groups = mapping.groups[pid.chain]
+            state = self._states[number][pid.chain]
+            mine = {k: v for k, v in state.items() if groups[k % len(groups)] == pid.index}
+            if found.state() != mine:
+                violated(
+                    f"after slice {number}, {pid} has state of keys {sorted(found.state())}; the "
+                    f"sequential evaluation gives keys {sorted(mine)} for it, or other values"
+                )
 
     def exposed(self, record: SliceRecord) -> None:
         """Called whenever a slice is shown, also again."""
@@ -118,7 +148,24 @@ class Checkers:
 
     # -- the journal and storage ---------------------------------------------------------------
 
-    def after(self, command: Command, mapping: Mapping | None) -> None:
+    def before_head(self, head: WriteHead, free: Sequence[NodeId]) -> None:
+        """A mapping is about to count; `free` are the nodes that are not drained."""
+        mapping = head.mapping
+        if self._mappings.setdefault(mapping.version, mapping) != mapping:
+            violated(f"mapping {mapping.version} has two meanings")
+        if mapping.version < max(self._mappings):
+            violated(f"mapping {mapping.version} comes after mapping {max(self._mappings)}")
+        for pid, owner in mapping.owners.items():
+            groups = frozenset(g for g, i in enumerate(mapping.groups[pid.chain]) if i == pid.index)
+            now = (owner.node, groups)
+            is_new = (pid, owner.epoch) not in self._given
+            before = self._given.setdefault((pid, owner.epoch), now)
+            if before != now:
+                violated(f"{pid} is given away with epoch {owner.epoch}, as {before} and as {now}")
+            if is_new and free and owner.node not in free:
+                violated(f"{pid} is given to {owner.node}, which is drained")
+
+    def after(self, command: Command) -> None:
         if isinstance(command, WriteHead):
             self._check_journal()
             self._check_epochs(command)
@@ -208,10 +255,30 @@ class Checkers:
             if file.slice <= older and path not in named:
                 violated(f"{path} is kept, the older cut is {older}")
 
+    # -- requests ------------------------------------------------------------------------------
+
+    def answered(self, request: Request, possible: bool, accepted: bool) -> None:
+        if possible != accepted:
+            violated(f"{request} was {'accepted' if accepted else 'refused'}")
+
+    def asked(self, nodes: Sequence[NodeId], known: Sequence[NodeId]) -> None:
+        """Nodes are about to be asked for something; the driver knows of `known`."""
+        gone = [n for n in nodes if n not in known]
+        if gone:
+            violated(f"{gone[0]} is asked for something, though it is known to be gone")
+
+    def released(self, nodes: Sequence[NodeId]) -> None:
+        assert self._disk.head is not None
+        for pid, owner in self._disk.head.mapping.owners.items():
+            if owner.node in nodes:
+                violated(f"{owner.node} is released and has {pid}")
+
     # -- nodes ---------------------------------------------------------------------------------
 
     def installed(self, process: SimNode, partition: SimPartition) -> None:
         key = (partition.id, partition.epoch)
+        if process.mapping is None or process.mapping.version not in self._mappings:
+            violated(f"{partition.id} is installed under a mapping that is not journalled")
         if partition.backs_up:
             self._backed_from[key] = partition.next_slice
         other = self._owners.setdefault(key, process)

@@ -21,7 +21,7 @@ from anabranch.model.slices import Feed
 from anabranch.sim.disk import Disk
 from anabranch.sim.faults import DriverCrashedError, Faults
 from anabranch.sim.node import SimNode
-from anabranch.sim.packets import Answer, Blob, Recover, Wave
+from anabranch.sim.packets import Answer, Blob, Prepare, Recover, Wave
 from anabranch.sim.partition import SimPartition
 from anabranch.sim.sources import SourceJob, log_share, replay_task, source_task
 from anabranch.sim.workload import Share, Workload
@@ -87,7 +87,7 @@ class Cluster:
     def _process(self) -> SimNode:
         self._incarnations += 1
         return SimNode(
-            f"i{self._incarnations}", self.job, self.disk, self._on_seal, self.on_install
+            f"i{self._incarnations}", self.job, self.disk, self._in_background, self.on_install
         )
 
     def crash(self, node: NodeId, noticed_after_ms: int) -> None:
@@ -132,7 +132,7 @@ class Cluster:
     def driver_crashed(self) -> None:
         """With its Spark application, whose machines end too, or alone: then the next driver
         finds them as they are, also those that this one had given up."""
-        if self.world.chance(0.4):
+        if self.faults.takes_machines():
             self.world.tell("… and its machines with it")
             for machine in self.machines.values():
                 machine.dead = True
@@ -151,19 +151,19 @@ class Cluster:
         self._reads += 1
         return self.job.read(batch, self._reads)
 
-    def _on_seal(self, process: SimNode) -> None:
-        """The writer thread works in order, at its own pace, while its machine runs."""
+    def _in_background(self, process: SimNode, work: Callable[[], None]) -> None:
+        """Threads write and load files at their own pace, while their machine runs."""
         machine = next((m for m in self.machines.values() if m.process is process), None)
 
-        def write() -> None:
+        def go_on() -> None:
             if machine is None or machine.dead or machine.process is not process:
                 return
             if machine.hung:
-                self.world.schedule(20, write)
+                self.world.schedule(20, go_on)
             else:
-                process.write_next()
+                work()
 
-        self.world.schedule(self.faults.write_delay_ms(), write)
+        self.world.schedule(self.faults.write_delay_ms(), go_on)
 
     def _on_read(self, path: str) -> None:
         if self._awaited:
@@ -212,12 +212,21 @@ class Cluster:
 
     def prepare(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
         """Nodes load ahead in the background: some are ready when they are asked, some later."""
+
+        def call(node: NodeId) -> Call:
+            what = f"prepare mapping {plan.mapping.version} from cut {plan.cut}"
+            return Call(what, node, lambda process: process.prepare(Prepare(run, node, plan)))
+
         nodes = plan.mapping.nodes
-        reports = self.poll(run, nodes)
-        return [
-            replace(r, prepared=tuple(p for p in plan.restored if self.world.chance(0.7)))
-            for r in reports
-        ]
+        return self._stage("prepare", [call(n) for n in nodes], nodes, None)
+
+    def release(self, nodes: tuple[NodeId, ...]) -> None:
+        """They were drained: their machines end, and nobody misses them."""
+        for node in nodes:
+            self.world.tell("{} is released", node)
+            self.machines[node].dead = True
+            if node in self.ready:
+                self.ready.remove(node)
 
     def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
         self.world.advance(POLL_PAUSE_MS)

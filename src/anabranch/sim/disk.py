@@ -69,7 +69,8 @@ class Disk:
             previous=_copy(head.previous),
             slices=self.slices,
             epochs=dict(head.epochs),
-            groups=dict(head.mapping.groups),
+            groups=dict(head.layout),
+            layouts=dict(head.layouts),
             mapping_version=head.mapping.version,
             generation=self.generation,
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from anabranch.control.controller import Controller
 from anabranch.control.recovery_bound import BackupChoice, RecoveryBound
-from anabranch.errors import StorageError
+from anabranch.errors import AdjustmentError, StorageError
 from anabranch.model.commands import (
     AwaitNodes,
     Command,
@@ -23,6 +23,8 @@ from anabranch.model.commands import (
     PollNodes,
     PreparePartitions,
     RecoverPartitions,
+    ReleaseNodes,
+    RequestNodes,
     RunSlice,
     TrimStorage,
     WriteHead,
@@ -48,6 +50,7 @@ from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed
 from anabranch.sim.checkers import Checkers
 from anabranch.sim.cluster import Cluster, NodesLostError
+from anabranch.sim.requests import Request, Requests
 from anabranch.sim.world import World
 
 IDLE_MS = 25
@@ -97,9 +100,11 @@ class SimDriver:
         self.controller = Controller(self.job.plan, self.job.config, past)
         if self.job.rechooses_backups:
             self.controller._bound = DicedBackups(self.world)
+        self.requests = Requests(self.world, self.job)
+        self._impatient = self.world.chance(0.1)  # stops although something was asked for
         self.ended = False
         self._finished: int | None = None
-        self._heard_joined: set[NodeId] = set()
+        self._heard_joined: dict[NodeId, None] = {}  # in this order
         self._heard_lost: set[NodeId] = set(cluster.lost)
         self.world.tell(
             "{} starts: generation {}, cut {}, slices up to {}",
@@ -115,7 +120,7 @@ class SimDriver:
         self.disk.discard_staged()
         self.cluster.step("start")
         nodes = self.cluster.await_nodes()
-        self._heard_joined.update(nodes)
+        self._heard_joined |= dict.fromkeys(nodes)
         self._handle(NodesJoined(nodes, self.world.now_ms))
         while not self.ended:
             self.cluster.step("idle")
@@ -124,7 +129,12 @@ class SimDriver:
                 self.world.advance(IDLE_MS)
                 self._handle(Idled(self.world.now_ms))
             elif self.disk.committed_batch + 1 < len(self.job.batches):
+                request = self.cluster.faults.request(self.requests, self.nodes)
+                if request is not None:
+                    self._ask(request)
                 self._offer(self.disk.committed_batch + 1)
+            elif self.requests.pending(self.nodes) and not self._impatient:
+                self._handle(Idled(self.world.now_ms))  # what was accepted must come true
             elif self.world.chance(0.3):
                 self._handle(StopRequested(self.world.now_ms))
 
@@ -135,11 +145,33 @@ class SimDriver:
             self._handle(self._lost(lost, None))
         joined = tuple(n for n in self.cluster.ready if n not in self._heard_joined)
         if joined:
-            self._heard_joined.update(joined)
+            self._heard_joined |= dict.fromkeys(joined)
             self._handle(NodesJoined(joined, self.world.now_ms))
+
+    @property
+    def nodes(self) -> list[NodeId]:
+        """As this driver knows them."""
+        return [n for n in self._heard_joined if n not in self._heard_lost]
+
+    def _ask(self, request: Request) -> None:
+        mapping = self.controller.mapping
+        assert mapping is not None
+        possible = self.requests.may(request, self.nodes)
+        self.world.tell("asked for: {}", request)
+        try:
+            commands = self.controller.handle(request)
+        except AdjustmentError as e:
+            self.world.counts["requests refused"] += 1
+            self.world.tell("… refused: {}", e)
+            self.checkers.answered(request, possible, accepted=False)
+            return
+        self.checkers.answered(request, possible, accepted=True)
+        self.requests.accepted(request, mapping)
+        self._carry_out(commands)
 
     def _lost(self, nodes: tuple[NodeId, ...], logged: int | None) -> NodesLost:
         self._heard_lost.update(nodes)
+        self.requests.gone(nodes)
         return NodesLost(nodes, "gone", logged, self.world.now_ms)
 
     def _offer(self, batch: int) -> None:
@@ -151,12 +183,15 @@ class SimDriver:
         self.disk.committed_batch = batch
 
     def _handle(self, event: Event) -> None:
-        todo = deque(self.controller.handle(event))
+        self._carry_out(self.controller.handle(event))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        todo = deque(commands)
         while todo and not self.ended:
-            self.cluster.step("command")
             command = todo.popleft()
+            self.cluster.step(type(command).__name__)
             caused = self._execute(command)
-            self.checkers.after(command, self.controller.mapping)
+            self.checkers.after(command)
             if caused is not None:
                 todo.extend(self.controller.handle(caused))
 
@@ -169,12 +204,24 @@ class SimDriver:
             return self._lost(e.nodes, self._logged(command, e.source_tasks))
 
     def _do(self, command: Command) -> Event | None:
+        if isinstance(command, RecoverPartitions | PreparePartitions):
+            self.checkers.asked(command.plan.mapping.nodes, self.nodes)
         match command:
             case RecoverPartitions():
                 return self._recover(command.plan)
             case PreparePartitions():
                 reports = self.cluster.prepare(command.plan, self.run)
                 return PartitionsPrepared(tuple(reports), self.world.now_ms)
+            case RequestNodes():
+                for _ in range(command.count):
+                    self.world.schedule(20, self.cluster.join)
+            case ReleaseNodes():
+                self.checkers.released(command.nodes)
+                self.cluster.release(command.nodes)
+                self.requests.gone(command.nodes)
+                for node in command.nodes:
+                    del self._heard_joined[node]
+                self.world.counts["released"] += len(command.nodes)
             case RunSlice():
                 return self._run_slice(command)
             case WriteSlice():
@@ -185,7 +232,10 @@ class SimDriver:
             case ExposeSlice():
                 self._expose(command)
             case WriteHead():
+                free = [n for n in self.nodes if n not in self.requests.drains]
+                self.checkers.before_head(command, free)
                 self.disk.write_head(command, self.run)
+                self.requests.journalled(command.mapping)
                 self._tell_head(command)
             case TrimStorage():
                 self.disk.trim(command)
@@ -199,7 +249,7 @@ class SimDriver:
             case AwaitNodes():
                 self.world.tell("no node is left")
                 nodes = self.cluster.await_nodes()
-                self._heard_joined.update(nodes)
+                self._heard_joined |= dict.fromkeys(nodes)
                 return NodesJoined(nodes, self.world.now_ms)
             case PollNodes():
                 assert self.controller.mapping is not None
@@ -257,6 +307,8 @@ class SimDriver:
     def _tell_recovery(self, plan: RecoveryPlan) -> None:
         self.world.counts["recoveries"] += 1
         self.world.counts["parts"] += plan.part > 0
+        self.world.counts["adjustments"] += bool(plan.adjustment)
+        self.world.counts["stages"] += plan.seals
         self.world.counts["shadows"] += len(plan.shadows)
         self.world.counts["senders"] += len(plan.senders)
         self.world.tell(

@@ -17,6 +17,7 @@ from anabranch.sim.world import World
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster import Cluster
+    from anabranch.sim.requests import Request, Requests
 
 MAX_BETWEEN_SLICES = 4
 MAX_MACHINES = 14
@@ -40,6 +41,7 @@ class Chances:
     torn: float = 0.0  # a checkpoint file of the newest cut cannot be read
     struck: float = 0.0  # one of `strikes` happens
     strikes: Mapping[str, float] = field(default_factory=lambda: {"crash": 1.0})  # weights
+    requests: float = 0.0  # before a batch, the user asks for a scaling or a drain
     write_ms: int = 5  # at most, from a seal to its file
     last_step: int = 500  # then faults end
 
@@ -60,6 +62,7 @@ class Chances:
             torn=dice.choice((0.0, 0.1, 0.3)),
             struck=dice.choice((0.0, 0.01, 0.03, 0.08)),
             strikes=strikes,
+            requests=dice.choice((0.0, 0.2, 0.5, 0.9)),
             write_ms=dice.choice((10, 40, 300)),
             last_step=dice.randint(100, 800),
         )
@@ -94,6 +97,14 @@ class Faults:
 
     def slice_happened(self) -> None:
         """A slice was journalled."""
+
+    def request(self, requests: Requests, nodes: list[NodeId]) -> Request | None:
+        """What the user asks for before the next batch."""
+        return None
+
+    def takes_machines(self) -> bool:
+        """Do the machines end with the driver?"""
+        return self.world.chance(0.4)
 
 
 class RandomFaults(Faults):
@@ -136,6 +147,10 @@ class RandomFaults(Faults):
             self._count("torn files")
             self.world.tell("{} is torn", path)
             cluster.disk.torn.add(path)
+
+    def request(self, requests: Requests, nodes: list[NodeId]) -> Request | None:
+        asks = self.world.chance(self.chances.requests)
+        return requests.drawn(nodes) if asks else None
 
     def strike(self, kind: str, cluster: Cluster) -> None:
         if not self._may(self.chances.struck):

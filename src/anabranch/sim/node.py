@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from anabranch.errors import InvariantError, StorageError
 from anabranch.model.ids import NodeId, PartitionId
@@ -24,8 +25,9 @@ from anabranch.model.reports import (
 )
 from anabranch.model.slices import SlicePlan
 from anabranch.sim.disk import Disk, Snapshot
-from anabranch.sim.packets import Answer, Blob, Bundle, Recover, Wave, cut, needed
+from anabranch.sim.packets import Answer, Blob, Bundle, Prepare, Recover, Wave, cut, needed
 from anabranch.sim.partition import Output, SimPartition
+from anabranch.sim.preparation import SimPreparations
 from anabranch.sim.workload import Row, Workload
 
 REPORTED_CHECKPOINTS = 4  # as the real writer: files per partition that reports repeat
@@ -53,7 +55,7 @@ class SimNode:
         incarnation: str,
         job: Workload,
         disk: Disk,
-        on_seal: Callable[[SimNode], None],
+        background: Callable[[SimNode, Callable[[], None]], None],
         on_install: Callable[[SimNode, SimPartition], None],
     ) -> None:
         self.incarnation = incarnation
@@ -64,7 +66,7 @@ class SimNode:
         self.disk_full = False
         self._job = job
         self._disk = disk
-        self._on_seal = on_seal
+        self._background = background  # do it some time later, while this process lives
         self._on_install = on_install
         self._edges = {e.id: e for c in job.plan.node_chains for e in c.inputs}
         self._driver = ""
@@ -74,8 +76,16 @@ class SimNode:
         self._recovering = False
         self._floor = 0
         self._notes = Notes(0)
+        self.preparations = SimPreparations(disk)
         self._unwritten: deque[tuple[int, int, Snapshot]] = deque()  # run, epoch, content
         self._written: dict[tuple[PartitionId, int], CheckpointWritten] = {}
+
+    def prepare(self, call: Prepare) -> NodeReport:
+        self._refuse_older(call.run)
+        mine = call.plan.mapping.hosted_by(call.node)
+        for load in self.preparations.begin(call.plan, mine, self._empty):
+            self._background(self, load)
+        return replace(self._report(), node=call.node)
 
     def poll(self, run: int) -> NodeReport:
         self._refuse_older(run)
@@ -117,7 +127,7 @@ class SimNode:
         if not call.last:
             return outgoing, None
         if plan.seal and not (self._notes.incomplete or self._notes.not_hosted):
-            self._seal(plan.number)
+            self._seal(plan)
         return outgoing, self._report()
 
     def _is_current(self, plan: SlicePlan) -> bool:
@@ -218,7 +228,12 @@ class SimNode:
         for shadow in self._shadows.values():
             if shadow.chain.depth == call.depth:
                 sent += self._rebuild(shadow, plan)
-        return self._send(sent, call.nodes), self._report() if call.last else None
+        outgoing = self._send(sent, call.nodes)
+        if not call.last:
+            return outgoing, None
+        if plan.seals and not (self._notes.incomplete or self._notes.not_hosted):
+            self._seal(plan.slices[-1])
+        return outgoing, self._report()
 
     def _begin(self, call: Recover) -> None:
         """Take over what the mapping gives to this node; on an error nothing has changed."""
@@ -250,6 +265,7 @@ class SimNode:
             call.driver, call.run, call.node, plan.mapping,
         )  # fmt: skip
         self.partitions, self._shadows, self.inbox = kept | taken, shadows, {}
+        self.preparations.clear()
         for partition in taken.values():
             self._on_install(self, partition)
 
@@ -259,12 +275,20 @@ class SimNode:
         return {p: x for p, x in self.partitions.items() if mine.get(p) == x.epoch}
 
     def _restored(self, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> SimPartition:
-        backs_up = plan.backups is None or pid in plan.backups
-        chain = self._job.plan.by_name[pid.chain]
-        partition = SimPartition(pid, epoch, chain, plan.cut + 1, backs_up)
-        files = [self._disk.read_checkpoint(f) for f in plan.files.get(pid, ())]
+        loaded: set[str] = set()
+        try:
+            partition, loaded = self.preparations.take(pid, epoch, plan)
+        except KeyError:
+            partition = self._empty(pid, epoch)
+        partition.next_slice = plan.cut + 1
+        partition.backs_up = plan.backups is None or pid in plan.backups
+        left = [f for f in plan.files.get(pid, ()) if f not in loaded]
+        files = [self._disk.read_checkpoint(f) for f in left]
         partition.restore(files, plan.mapping.groups[pid.chain])
         return partition
+
+    def _empty(self, pid: PartitionId, epoch: int) -> SimPartition:
+        return SimPartition(pid, epoch, self._job.plan.by_name[pid.chain])
 
     def _rebuild(self, partition: SimPartition, plan: RecoveryPlan) -> Iterator[tuple[int, Bundle]]:
         for slice_plan in plan.slices:
@@ -334,11 +358,11 @@ class SimNode:
 
     # -- checkpoints, reports ------------------------------------------------------------------
 
-    def _seal(self, slice_no: int) -> None:
+    def _seal(self, plan: SlicePlan) -> None:
         for partition in self.partitions.values():
-            if partition.sealed < slice_no:
-                self._unwritten.append((self._run, partition.epoch, partition.seal()))
-                self._on_seal(self)
+            if partition.sealed < plan.number:
+                self._unwritten.append((self._run, partition.epoch, partition.seal(plan.fold)))
+                self._background(self, self.write_next)
 
     def write_next(self) -> None:
         """The oldest sealed state becomes a file."""
@@ -371,6 +395,7 @@ class SimNode:
             staged=tuple(notes.staged.values()),
             checkpoints=tuple(self._written.values()),
             replayed=dict(notes.replayed),
+            prepared=self.preparations.ready(),
             disk_full=self.disk_full,
         )
 

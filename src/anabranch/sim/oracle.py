@@ -3,7 +3,7 @@ no partitions at work, no waves, no nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anabranch.sim.workload import Row, Share, Workload, close, fold, moment, rekey
 
@@ -24,8 +24,10 @@ class Oracle:
         shares: Sequence[Share],
         watermark_us: int | None,
         processing_ms: int,
+        layout: Mapping[str, Sequence[int]],
     ) -> Shown:
-        """One slice from the shares of its source tasks; what every writer shows of it."""
+        """One slice from the shares of its source tasks, with the partition of every key group;
+        what every writer shows of it."""
         plan = self._job.plan
         shown: dict[tuple[str, str], list[Row]] = {}
         produced: dict[str, list[tuple[int, int, int]]] = {}  # source, key, value
@@ -51,7 +53,8 @@ class Oracle:
                     hashes[key] = close(hashes[key], watermark_us)
                     made.append((key, hashes[key]))
                 still_open.clear()
-            homes = [(self._home(k, chain.parallelism), k, v) for k, v in made]
+            groups = layout[chain.name]
+            homes = [(groups[k % len(groups)], k, v) for k, v in made]
             rows = sorted(homes, key=lambda row: row[0])
             produced[chain.name] = rows
             for sink in chain.sinks:
@@ -61,10 +64,6 @@ class Oracle:
         if watermark_us is not None:
             self._closed_us = max(self._closed_us, watermark_us)
         return {writer: tuple(rows) for writer, rows in shown.items()}
-
-    def _home(self, key: int, parallelism: int) -> int:
-        groups = self._job.plan.topology.key_groups
-        return key % groups * parallelism // groups
 
     def state(self) -> dict[str, dict[int, tuple[int, bool]]]:
         """Every chain's keys, their hash and whether they are open."""

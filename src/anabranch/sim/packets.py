@@ -66,6 +66,15 @@ class Recover:
     last: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Load ahead what a plan will install here; repeated, it asks how far that is."""
+
+    run: int
+    node: NodeId
+    plan: RecoveryPlan
+
+
 def needed(edge: Edge, recovery: RecoveryPlan) -> set[int]:
     """The partitions behind an edge that a recovery rebuilds."""
     return {p.index for p in recovery.rebuilt if p.chain == edge.target}

@@ -26,16 +26,14 @@ class Output:
 class SimPartition:
     """State, output queue and frontier change in one step."""
 
-    def __init__(
-        self, partition: PartitionId, epoch: int, chain: Chain, next_slice: int, backs_up: bool
-    ) -> None:
+    def __init__(self, partition: PartitionId, epoch: int, chain: Chain) -> None:
         self.id = partition
         self.epoch = epoch
         self.chain = chain
-        self.next_slice = next_slice
+        self.next_slice = 1
         self.sealed = 0
         self.outputs: dict[int, Output] = {}
-        self.backs_up = backs_up
+        self.backs_up = True
         self._hashes: dict[int, int] = {}
         self._open: set[int] = set()
         self._closed_us = -1
@@ -69,6 +67,10 @@ class SimPartition:
         output = self.outputs[plan.number] = Output(plan.number, tuple(produced))
         return output
 
+    def state(self) -> dict[int, tuple[int, bool]]:
+        """Its keys, their hash and whether they are open."""
+        return {k: (h, k in self._open) for k, h in self._hashes.items()}
+
     def confirm(self, slice_no: int, trim: int) -> None:
         """The driver journalled this slice; no recovery needs slices up to `trim`."""
         keeps = self.backs_up and bool(self.chain.outputs)
@@ -79,9 +81,9 @@ class SimPartition:
             if number <= slice_no:
                 output.to_sinks = False
 
-    def seal(self) -> Snapshot:
+    def seal(self, fold_deltas: bool) -> Snapshot:
         self.sealed = self.next_slice - 1
-        full = self._deltas is None or self._deltas == DELTAS_UNTIL_FULL
+        full = self._deltas is None or (fold_deltas and self._deltas >= DELTAS_UNTIL_FULL)
         self._deltas = 0 if full or self._deltas is None else self._deltas + 1
         keys = self._hashes if full else self._changed
         saved = {k: (self._hashes[k], k in self._open) for k in sorted(keys)}

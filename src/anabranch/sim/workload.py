@@ -148,7 +148,7 @@ def random_batches(dice: random.Random, sources: list[str]) -> tuple[Share, ...]
         shares: dict[str, tuple[RawRow, ...]] = {}
         for source in sources:
             rows = []
-            for _ in range(dice.choice((0, 1, 3, 6))):
+            for _ in range(dice.choice((0, 1, 3, 6, 6, 20))):
                 number += 1
                 rows.append((dice.randrange(KEYS), number, batch * 10 + dice.randint(0, 12)))
             shares[source] = tuple(rows)

@@ -40,6 +40,7 @@ class Head:
     epochs: Mapping[PartitionId, int] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     mapping_version: int = 0
+    layouts: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +53,7 @@ class Head:
             "epochs": [[p.chain, p.index, e] for p, e in self.epochs.items()],
             "groups": {c: list(g) for c, g in self.groups.items()},
             "mapping_version": self.mapping_version,
+            "layouts": [[v, {c: list(g) for c, g in x.items()}] for v, x in self.layouts.items()],
         }
 
     @staticmethod
@@ -65,6 +67,7 @@ class Head:
             epochs={PartitionId(c, i): e for c, i, e in data["epochs"]},
             groups={c: tuple(g) for c, g in data["groups"].items()},
             mapping_version=data["mapping_version"],
+            layouts={v: {c: tuple(g) for c, g in x.items()} for v, x in data.get("layouts", [])},
         )
 
 

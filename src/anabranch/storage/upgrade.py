@@ -95,17 +95,28 @@ def _rechained(head: Head, fingerprint: Mapping[str, Any]) -> Head:
     """State and routing under the names of the chains that its operators are in now."""
     old = head.fingerprint
     before, now = old["chains"], fingerprint["chains"]
-    groups: dict[str, tuple[int, ...]] = {}
+    groups = _renamed(head.groups, before, now)
     parallelism: dict[str, int] = dict(fingerprint["parallelism"])
-    for chain, operators in now.items():
-        origins = [o for o in origins_of(operators, before) if o in head.groups]
-        if len({head.groups[o] for o in origins}) == 1:
-            groups[chain] = head.groups[origins[0]]
-            parallelism[chain] = old["parallelism"][origins[0]]
+    for chain in groups:
+        origins = [o for o in origins_of(now[chain], before) if o in head.groups]
+        parallelism[chain] = old["parallelism"][origins[0]]
     return replace(
         head,
         fingerprint={**old, "chains": now, "parallelism": parallelism},
         cut=head.cut and rechained(head.cut, before, now),
         previous=head.previous and rechained(head.previous, before, now),
         groups=groups,
+        layouts={v: _renamed(x, before, now) for v, x in head.layouts.items()},
     )
+
+
+def _renamed(
+    layout: Mapping[str, tuple[int, ...]], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """A layout by the chains there are now, as far as they take over one layout."""
+    found: dict[str, tuple[int, ...]] = {}
+    for chain, operators in now.items():
+        origins = {layout[o] for o in origins_of(operators, before) if o in layout}
+        if len(origins) == 1:
+            found[chain] = origins.pop()
+    return found

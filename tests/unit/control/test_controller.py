@@ -41,7 +41,8 @@ def test_a_first_start_installs_everything_empty_and_waits_for_rows() -> None:
     play = Play()
     head, recover = play.controller.handle(NodesJoined(NODES, 0))
     mapping = play.mapping
-    assert head == WriteHead(None, None, (), mapping, dict.fromkeys(mapping.owners, 1))
+    epochs = dict.fromkeys(mapping.owners, 1)
+    assert head == WriteHead(None, None, (), mapping, epochs, mapping.groups, {})
     assert isinstance(recover, RecoverPartitions)
     assert recover.plan.restored == set(mapping.owners)
     assert (recover.plan.cut, recover.plan.slices, recover.plan.reads_log) == (0, (), False)

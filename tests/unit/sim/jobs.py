@@ -75,6 +75,10 @@ DIRECTED: dict[str, tuple[Workload, Chances]] = {
         line("a", "b"),
         replace(CRASHES, strikes={"driver": 1.0}),
     ),
+    "epoch_of_a_removed_partition_used_again": (
+        line("a", "b"),
+        replace(CRASHES, struck=0.0, requests=0.9),
+    ),
     "attempts_counted_per_slice": (
         replace(line("a", interval_ms=10), max_rows_per_slice=4),
         replace(CRASHES, late=0.3, struck=0.0),

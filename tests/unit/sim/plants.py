@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from anabranch.control import controller as controller_module
+from anabranch.control import elasticity
 from anabranch.control.checkpoints import CheckpointLedger
 from anabranch.control.controller import Controller, Past
+from anabranch.control.elasticity import Wishes
 from anabranch.control.ledger import SliceLedger
+from anabranch.model import mapping as mapping_module
 from anabranch.model.commands import Command, TrimStorage, WriteSlice
-from anabranch.model.ids import PartitionId
+from anabranch.model.events import DrainRequested, NodesLost, ScaleRequested
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.mapping import Mapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import CheckpointWritten
 from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord
@@ -22,6 +27,7 @@ from anabranch.sim.disk import Disk
 from anabranch.sim.node import SimNode
 from anabranch.sim.packets import Bundle, Recover
 from anabranch.sim.partition import Output, SimPartition
+from anabranch.sim.preparation import SimPreparations
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: dict[str, Plant] = {}
@@ -79,8 +85,8 @@ def backups_never_trimmed(patch: pytest.MonkeyPatch) -> None:
 def checkpoint_acknowledged_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     real = SimNode._seal
 
-    def seal(self: SimNode, slice_no: int) -> None:
-        real(self, slice_no)
+    def seal(self: SimNode, plan: SlicePlan) -> None:
+        real(self, plan)
         for _, epoch, snapshot in self._unwritten:
             pid = snapshot.partition
             path = f"{pid.chain}/{pid.index}/{snapshot.slice}-{epoch}.ckpt"
@@ -156,10 +162,10 @@ def incomplete_slice_applied(patch: pytest.MonkeyPatch) -> None:
 def slice_sealed_twice(patch: pytest.MonkeyPatch) -> None:
     real = SimNode._seal
 
-    def seal(self: SimNode, slice_no: int) -> None:
+    def seal(self: SimNode, plan: SlicePlan) -> None:
         for partition in self.partitions.values():
             partition.sealed = 0
-        real(self, slice_no)
+        real(self, plan)
 
     patch.setattr(SimNode, "_seal", seal)
 
@@ -402,3 +408,179 @@ def silent_partition_not_tried_again(patch: pytest.MonkeyPatch) -> None:
 def staged_rows_of_two_attempts_in_one_place(patch: pytest.MonkeyPatch) -> None:
     real = Disk.staged_path
     patch.setattr(Disk, "staged_path", staticmethod(lambda name, staging: real(name, 0)))
+
+
+# -- online adjustment ----------------------------------------------------------------------------
+
+
+@plant
+def mapping_switched_without_waiting_for_the_cut(patch: pytest.MonkeyPatch) -> None:
+    real = Controller._adjust
+
+    def adjust(self: Controller) -> list[Command]:
+        change, newest = self._change, self.newest
+        if change is not None and change.prepared and newest and self._checkpoints.cut:
+            self._wishes.done()
+            self._layout = change.mapping.groups
+            self._layouts = dict.fromkeys(self._layouts, self._layout)
+            return self._recover(change.moved, change.mapping, change.what)
+        return real(self)
+
+    patch.setattr(Controller, "_adjust", adjust)
+
+
+@plant
+def prepared_state_installed_without_the_last_delta(patch: pytest.MonkeyPatch) -> None:
+    real = SimPreparations.take
+
+    def take(self: SimPreparations, pid: PartitionId, epoch: int, plan: RecoveryPlan) -> Any:
+        partition, _ = real(self, pid, epoch, plan)
+        return partition, set(plan.files.get(pid, ()))
+
+    patch.setattr(SimPreparations, "take", take)
+
+
+@plant
+def prepared_state_of_a_change_given_up_used(patch: pytest.MonkeyPatch) -> None:
+    """… though it was loaded for other key groups, or from files that do not fit."""
+
+    def take(self: SimPreparations, pid: PartitionId, epoch: int, plan: RecoveryPlan) -> Any:
+        found = self._loading.pop(pid)
+        if not found.done or found.failed:
+            raise KeyError(pid)
+        found.partition.epoch = epoch
+        return found.partition, set(found.files)
+
+    def begin(self: SimPreparations, plan: RecoveryPlan, mine: Any, empty: Any) -> Any:
+        kept = dict(self._loading)
+        loads = real(self, plan, mine, empty)
+        self._loading |= kept
+        return loads
+
+    real = SimPreparations.begin
+    patch.setattr(SimPreparations, "begin", begin)
+    patch.setattr(SimPreparations, "take", take)
+
+
+def patch_adjust(patch: pytest.MonkeyPatch, change: Callable[[Mapping, Mapping], Mapping]) -> None:
+    real = elasticity.adjust
+    patch.setattr(elasticity, "adjust", lambda before, *args: change(before, real(before, *args)))
+
+
+@plant
+def epoch_kept_after_a_move(patch: pytest.MonkeyPatch) -> None:
+    def kept(before: Mapping, after: Mapping) -> Mapping:
+        owners = {
+            p: replace(o, epoch=before.owners[p].epoch if p in before.owners else o.epoch)
+            for p, o in after.owners.items()
+        }
+        return replace(after, owners=owners)
+
+    patch_adjust(patch, kept)
+
+
+@plant
+def epoch_of_a_removed_partition_used_again(patch: pytest.MonkeyPatch) -> None:
+    def anew(before: Mapping, after: Mapping) -> Mapping:
+        owners = {
+            p: o if p in before.owners else replace(o, epoch=1) for p, o in after.owners.items()
+        }
+        return replace(after, owners=owners)
+
+    patch_adjust(patch, anew)
+
+
+@plant
+def moved_key_groups_kept_at_the_old_owner(patch: pytest.MonkeyPatch) -> None:
+    real = SimNode._restored
+
+    def restored(self: SimNode, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> SimPartition:
+        made = real(self, plan, pid, epoch)
+        before = self.partitions.get(pid)
+        if before is not None:
+            made._hashes = {**before._hashes, **made._hashes}
+        return made
+
+    patch.setattr(SimNode, "_restored", restored)
+
+
+@plant
+def partition_with_other_key_groups_not_installed(patch: pytest.MonkeyPatch) -> None:
+    def unchanged(pid: PartitionId, node: NodeId, before: Mapping, groups: Any) -> bool:
+        owner = before.owners.get(pid)
+        return owner is not None and owner.node == node
+
+    patch.setattr(mapping_module, "_unchanged", unchanged)
+
+
+@plant
+def mapping_journalled_after_it_is_installed(patch: pytest.MonkeyPatch) -> None:
+    real = Controller._recover
+
+    def recover(self: Controller, *args: Any) -> list[Command]:
+        return real(self, *args)[::-1]
+
+    patch.setattr(Controller, "_recover", recover)
+
+
+@plant
+def node_released_that_still_has_partitions(patch: pytest.MonkeyPatch) -> None:
+    def empty(self: Wishes, mapping: Mapping, nodes: Sequence[NodeId]) -> tuple[NodeId, ...]:
+        return tuple(n for n in nodes if n in self.drained)
+
+    patch.setattr(Wishes, "empty", empty)
+
+
+@plant
+def drained_node_given_partitions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Wishes, "allowed", lambda self, nodes: list(nodes))
+
+
+@plant
+def drained_node_never_released(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Wishes, "empty", lambda self, mapping, nodes: ())
+
+
+@plant
+def older_cut_replayed_under_the_newer_layout(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator, mended since: downstream, rows come in another order."""
+    patch.setattr(
+        controller_module, "stage_of", lambda plan, records, then, wanted: (records, wanted, False)
+    )
+
+
+def keep_the_change(patch: pytest.MonkeyPatch, event: type) -> None:
+    """What was prepared before the event goes on after it."""
+    real = Controller._adjust
+    real_handle = Controller.handle
+
+    def handle(self: Controller, heard: Any) -> list[Command]:
+        self.__dict__["kept"] = self._change if isinstance(heard, event) else None
+        return real_handle(self, heard)
+
+    def adjust(self: Controller) -> list[Command]:
+        kept = self.__dict__.pop("kept", None)
+        if kept is not None and self.mapping and kept.mapping.version == self.mapping.version + 1:
+            self._change = kept
+        return real(self)
+
+    patch.setattr(Controller, "handle", handle)
+    patch.setattr(Controller, "_adjust", adjust)
+
+
+@plant
+def scaling_lost_behind_one_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator, mended since."""
+    keep_the_change(patch, ScaleRequested)
+
+
+@plant
+def change_made_that_a_drain_came_after(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator, mended since."""
+    keep_the_change(patch, DrainRequested)
+
+
+@plant
+def change_counts_on_a_node_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator, mended since."""
+    keep_the_change(patch, NodesLost)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from jobs import line
 from plants import PLANTS
 
+from anabranch.model.events import ScaleRequested
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.sim import Outcome, simulate
 from anabranch.sim.cluster import Cluster
 from anabranch.sim.disk import Snapshot
 from anabranch.sim.faults import Faults
+from anabranch.sim.requests import Request, Requests
+from anabranch.sim.workload import KEYS
 from anabranch.sim.world import World
 
 B, C = PartitionId("b", 0), PartitionId("c", 0)
@@ -25,7 +30,15 @@ class Told(Faults):
         super().__init__(world)
         self._acts = list(acts)
         self.torn: set[str] = set()  # chains whose next file of the newest cut cannot be read
+        self.asks: list[Request] = []  # after the fourth slice
+        self.slices = 0
         self.torn_file: Snapshot | None = None  # … and which it was
+
+    def request(self, requests: Requests, nodes: list[NodeId]) -> Request | None:
+        return self.asks.pop(0) if self.asks and self.slices >= 4 else None
+
+    def slice_happened(self) -> None:
+        self.slices += 1
 
     def strike(self, kind: str, cluster: Cluster) -> None:
         if self._acts and self._acts[0](self, kind, cluster):
@@ -121,3 +134,38 @@ def test_a_torn_file_of_a_shadow_is_not_built_upon(monkeypatch: pytest.MonkeyPat
     bad = a_torn_file_of_a_shadow().violation
     assert bad is not None
     assert "cannot be read" in bad
+
+
+def a_torn_cut_after_a_scaling() -> Outcome:
+    """a is scaled at a cut. Then b is lost, and its file of that cut cannot be read: the older one
+    is from before the change, when rows of a came from two partitions instead of four."""
+
+    def crash_after_a_slice_under_it(faults: Told, kind: str, cluster: Cluster) -> bool:
+        if kind != "source" or not any(r.mapping > 1 for r in cluster.disk.records):
+            return False
+        return crash(B, "source", torn="b")(faults, kind, cluster)
+
+    def told(world: World) -> Told:
+        faults = Told(world, crash_after_a_slice_under_it)
+        faults.asks = [ScaleRequested("a", 4, 0)]
+        return faults
+
+    dice = random.Random(4)
+    rows = [[(dice.randrange(KEYS), 100 * b + i, 0) for i in range(30)] for b in range(12)]
+    job = replace(line("a", "b", interval_ms=60), batches=tuple({"s": tuple(r)} for r in rows))
+    return simulate(4, job, told, machines=6, lines=1000)
+
+
+def test_a_torn_cut_after_a_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = a_torn_cut_after_a_scaling()
+    assert good.violation is None, good.story
+    *_, torn, first, second = recoveries(good)
+    assert "b[0]" in torn.split("slices")[0]
+    assert "a[1]" in first  # under the layout from before the change …
+    assert "a[2]" not in first
+    assert "a[3]" in second  # … and then on under the one after it
+    assert good.counts["stages"] == 1
+    PLANTS["older_cut_replayed_under_the_newer_layout"](monkeypatch)
+    bad = a_torn_cut_after_a_scaling().violation
+    assert bad is not None
+    assert "sequential evaluation" in bad

@@ -23,7 +23,8 @@ from anabranch.sim.workload import random_workload
 LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 SEEDS = range(5_000 if LONG else 150)
 # Where a fault or the end of a driver may strike; each must have been met.
-STEPS = ("source", "wave", "end", "replay", "recovery", "poll", "command", "commit", "idle")
+STEPS = ("source", "wave", "end", "replay", "recovery", "poll", "prepare", "commit", "idle")
+COMMANDS = ("PreparePartitions", "WriteHead", "RecoverPartitions", "RunSlice", "WriteSlice")
 MET = (
     "crashes",
     "hangs",
@@ -38,7 +39,12 @@ MET = (
     "parts",
     "backups chosen anew",
     "driver crashes",
-    *(f"faults at {step}" for step in STEPS),
+    "requests accepted",
+    "requests refused",
+    "adjustments",
+    "stages",
+    "released",
+    *(f"faults at {step}" for step in (*STEPS, *COMMANDS)),
 )
 
 
@@ -92,7 +98,7 @@ def test_the_order_of_rows_counts() -> None:
     shown = []
     for order in (rows, rows[::-1]):
         oracle = Oracle(job)
-        oracle.run([{"s": order}], None, 5)
+        oracle.run([{"s": order}], None, 5, {"a": (0, 0, 1, 1)})
         shown.append(oracle.state())
     assert shown[0] != shown[1]
 

@@ -30,7 +30,16 @@ def record(number: int) -> SliceRecord:
 
 def head(*slices: SliceRecord) -> Head:
     cut = Cut(3, {"c/0": ["x"]}, {"c": [0, 0]})
-    return Head(4, {"topology": "t"}, cut, None, slices, {PartitionId("c", 0): 7}, {"c": (0, 0)}, 2)
+    return Head(
+        generation=4,
+        fingerprint={"topology": "t"},
+        cut=cut,
+        slices=slices,
+        epochs={PartitionId("c", 0): 7},
+        groups={"c": (0, 0)},
+        mapping_version=2,
+        layouts={1: {"c": (0, 1)}},
+    )
 
 
 def journal(directory: Path, *numbers: int) -> Path:
