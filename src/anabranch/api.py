@@ -313,6 +313,11 @@ class Job:
         self._driver.drain(node)
 
     @property
+    def is_adjusting(self) -> bool:
+        """Is a scaling, or a move of partitions, on its way?"""
+        return self._driver.controller.adjusting
+
+    @property
     def is_recovering(self) -> bool:
         """Are partitions being restored right now?"""
         return self._driver.recovering

@@ -7,12 +7,13 @@ window of the last sentence, so it covers all sentences but that file's one.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import shutil
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from anabranch.api import Job, Topology
+from anabranch.cli.feeding import Feeder
 from anabranch.cli.meter import Meter
 from anabranch.cli.running import StopSignal, summarise, watch
 from anabranch.cli.sentences import Sentences
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from anabranch.spark.embedded import EmbeddedCluster
 
 SENTENCES_PER_S = 2_000
-FILE_EVERY_S = 0.5
 SEED = 1
 _FILE_SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("sentence", pa.string())])
 
@@ -66,60 +67,20 @@ def word_count(source: Path, output: Path, window: str) -> Topology:
     return topology
 
 
-class SentenceWriter:
-    """A thread that writes sentences as they would arrive: a file every half second."""
+class SentenceWriter(Feeder):
+    """Seeded sentences at a constant rate."""
 
     def __init__(self, directory: Path, duration_s: float, window_us: int) -> None:
-        self.rows = 0
-        self.done = threading.Event()
-        self.error: OSError | None = None
-        self._directory = directory
-        self._duration_s = duration_s
-        self._window_us = window_us
-        self._sentences = Sentences(SEED)
-        self._numbers = itertools.count(1)
-        self._cut_short = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="sentences", daemon=True)
+        sentences = Sentences(SEED)
 
-    def start(self) -> None:
-        self._thread.start()
+        def make(times_us: list[int]) -> pa.Table:
+            rows = [pa.array(times_us, pa.int64()), sentences.take(len(times_us))]
+            return pa.table(rows, names=_FILE_SCHEMA.names).cast(_FILE_SCHEMA)
 
-    def finish(self) -> None:
-        """Write no more than the last file; returns when it is there."""
-        self._cut_short.set()
-        self._thread.join()
+        def due_by(seconds: float) -> int:
+            return int(seconds * SENTENCES_PER_S)
 
-    def _work(self) -> None:
-        try:
-            self._write_all()
-        except OSError as e:
-            self.error = e
-        finally:
-            self.done.set()
-
-    def _write_all(self) -> None:
-        start = last_us = time.time_ns() // 1_000
-        end = start + int(self._duration_s * 1e6)
-        while last_us < end and not self._cut_short.wait(FILE_EVERY_S):
-            now_us = min(end, time.time_ns() // 1_000)
-            due = (now_us - start) * SENTENCES_PER_S // 1_000_000 - self.rows
-            step = max(1, (now_us - last_us) // max(1, due))
-            self._write([min(last_us + i * step, now_us - 1) for i in range(due)])
-            last_us = now_us
-        # One sentence at the end of the last window closes it.
-        self._write([-(-last_us // self._window_us) * self._window_us])
-
-    def _write(self, times_us: list[int]) -> None:
-        if not times_us:
-            return
-        rows = [pa.array(times_us, pa.int64()), self._sentences.take(len(times_us))]
-        table = pa.table(rows, names=_FILE_SCHEMA.names).cast(_FILE_SCHEMA)
-        name = f"{next(self._numbers):06d}.parquet"
-        # Written under a name that Spark ignores, then renamed: it never reads half a file.
-        hidden = self._directory / f".{name}"
-        pq.write_table(table, hidden)
-        hidden.rename(self._directory / name)
-        self.rows += len(times_us)
+        super().__init__(directory, duration_s, window_us, due_by, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +134,18 @@ def run_demo(console: Console, seconds: float, nodes: int, window: str = "30s") 
     """
     if seconds <= 0:
         raise ConfigError(f"--seconds is {seconds}; give at least 1")
+    with demo_directory() as root:
+        return _run(console, root, seconds, nodes, parse_duration(window))
+
+
+@contextlib.contextmanager
+def demo_directory() -> Iterator[Path]:
+    """For everything of a demo; if it comes to its end, the output is kept."""
     root = Path(tempfile.mkdtemp(prefix="anabranch-demo-"))
     kept = False
     try:
-        exact = _run(console, root, seconds, nodes, parse_duration(window))
+        yield root
         kept = True
-        return exact
     finally:
         for part in ("in", "checkpoint") if kept else (".",):
             shutil.rmtree(root / part, ignore_errors=True)
@@ -203,11 +170,11 @@ def _run(console: Console, root: Path, seconds: float, nodes: int, window: timed
         job = topology.start(cluster.session(topology.name), checkpoint=root / "checkpoint")
         started = time.monotonic()
         writer.start()
-        killer = threading.Timer(seconds / 2, _kill_a_node, (console, cluster, job))
+        killer = threading.Timer(seconds / 2, kill_a_node, (console, cluster, job))
         if nodes > 1:
             killer.start()
         try:
-            meter = watch(job, topology.plan(), console, lambda m: _all_read(writer, stop, m))
+            meter = watch(job, topology.plan(), console, lambda m: all_read(writer, stop, m))
         finally:
             killer.cancel()
             writer.finish()
@@ -218,7 +185,7 @@ def _run(console: Console, root: Path, seconds: float, nodes: int, window: timed
     return _judge(console, recount(source, output, window_us), output)
 
 
-def _kill_a_node(console: Console, cluster: EmbeddedCluster, job: Job) -> None:
+def kill_a_node(console: Console, cluster: EmbeddedCluster, job: Job) -> None:
     """SIGKILL for the executor, and with it the node process, of a node that holds state."""
     progress = job.last_progress
     for node, (pid, _) in cluster.executors().items():
@@ -228,7 +195,7 @@ def _kill_a_node(console: Console, cluster: EmbeddedCluster, job: Job) -> None:
             return
 
 
-def _all_read(writer: SentenceWriter, stop: StopSignal, meter: Meter) -> bool:
+def all_read(writer: Feeder, stop: StopSignal, meter: Meter) -> bool:
     """Is the end of the input read? Ctrl-C brings that end forward."""
     if stop.requested.is_set():
         writer.finish()

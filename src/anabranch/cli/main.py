@@ -10,8 +10,11 @@ import typer
 from rich.console import Console
 
 from anabranch.api import describe as describe_topology
+from anabranch.cli.control import nodes as nodes_command
+from anabranch.cli.control import scale, status
 from anabranch.cli.demo import run_demo
 from anabranch.cli.describe import draw as draw_topology
+from anabranch.cli.elastic_demo import SECONDS, run_elastic_demo
 from anabranch.cli.errors import Commands, Verbose
 from anabranch.cli.loading import load_topology
 from anabranch.cli.plan_backups import plan_backups
@@ -41,6 +44,9 @@ plan.command("balance")(plan_balance)
 app.add_typer(plan, name="plan")
 app.command()(sim)
 app.command()(state)
+app.command()(status)
+app.command()(scale)
+app.command("nodes")(nodes_command)
 
 TopologyArgument = Annotated[
     str,
@@ -149,10 +155,21 @@ def describe(
 
 @app.command()
 def demo(
-    seconds: Annotated[int, typer.Option(help="How long rows are generated.")] = 60,
+    seconds: Annotated[
+        int | None, typer.Option(help="How long rows are generated; 60, or 80 with --elastic.")
+    ] = None,
     nodes: Annotated[int, typer.Option(help="Nodes to start on this machine.")] = 3,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Let the rate rise and fall; the job scales itself."),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Count words in windows of 30 seconds, kill a node half-way, recount from the raw files."""
-    if not run_demo(Console(highlight=False), seconds=seconds, nodes=nodes):
+    console = Console(highlight=False)
+    if elastic:
+        exact = run_elastic_demo(console, SECONDS if seconds is None else seconds, nodes)
+    else:
+        exact = run_demo(console, seconds=60 if seconds is None else seconds, nodes=nodes)
+    if not exact:
         raise typer.Exit(1)

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.driver.progress import Progress
-from anabranch.model.recovery import Recovery
+from anabranch.model.recovery import Adjustment, Recovery
+from anabranch.model.scaling import Decision
 
 RATE_WINDOW_MS = 10_000
 LATENCIES_KEPT = 1_000
@@ -33,6 +34,9 @@ class Meter:
         self.newest: Progress | None = None
         self.recoveries: list[Recovery] = []  # after the start
         self.recovering = False
+        self.adjustments: list[Adjustment] = []
+        self.adjusting = False
+        self.decisions: list[Decision] = []
         self.slices = 0
         self.rows = 0
         self.late_rows = 0

@@ -135,6 +135,9 @@ def _observe(meter: Meter, job: Job) -> None:
     meter.observe(job.recent_progress)
     meter.recoveries = job.recoveries[1:]
     meter.recovering = job.is_recovering
+    meter.adjustments = job.adjustments
+    meter.adjusting = job.is_adjusting
+    meter.decisions = job.decisions
 
 
 def summarise(meter: Meter, elapsed_s: float) -> str:
@@ -148,6 +151,7 @@ def summarise(meter: Meter, elapsed_s: float) -> str:
         + (f", {meter.late_rows:,} late rows" if meter.late_rows else ""),
         f"slice latency: median {seconds(latency.median)}, p99 {seconds(latency.p99)}",
         f"state: {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}",
+        *map(str, meter.adjustments),
         *map(str, meter.recoveries),
     ]
     return "\n".join(lines)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +19,7 @@ from anabranch.model.plan import Plan
 
 REFRESHES_PER_S = 4
 LINE_EVERY_S = 5.0  # without a terminal
-RECOVERIES_SHOWN = 3
+EVENTS_SHOWN = 3  # of each kind
 
 
 class View:
@@ -31,7 +32,7 @@ class View:
         self._live: Live | None = None
         self._line_due = 0.0
         self._printed_slice = 0
-        self._printed_recoveries = 0
+        self._printed = [0, 0, 0]
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -47,9 +48,12 @@ class View:
         if self._live is not None:
             self._live.update(tables(self._plan, self._meter, _now_ms()), refresh=True)
             return
-        for recovery in self._meter.recoveries[self._printed_recoveries :]:
-            self._printed_recoveries += 1
-            self._console.print(str(recovery), soft_wrap=True)
+        meter = self._meter
+        kinds: list[Sequence[object]] = [meter.decisions, meter.adjustments, meter.recoveries]
+        for i, events in enumerate(kinds):
+            for event in events[self._printed[i] :]:
+                self._printed[i] += 1
+                self._console.print(escape(str(event)), soft_wrap=True)
         newest = self._meter.newest
         if newest is None or newest.slice == self._printed_slice:
             return
@@ -80,8 +84,9 @@ def tables(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
     if meter.newest is None:
         return Text(f"{plan.topology.name}: waiting for the first rows …")
     parts = [_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter)]
-    if meter.recovering or meter.recoveries:
-        parts.append(_recoveries(meter))
+    events = _events(meter)
+    if events:
+        parts.append(events)
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
@@ -115,11 +120,15 @@ def _headline(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
     return grid
 
 
-def _recoveries(meter: Meter) -> Text:
-    """The newest recoveries, and the one that is going on."""
-    lines = [(f"{recovery}\n", "yellow") for recovery in meter.recoveries[-RECOVERIES_SHOWN:]]
+def _events(meter: Meter) -> Text:
+    """The newest decisions, adjustments and recoveries, and what is going on."""
+    lines = [(f"{d}\n", "cyan") for d in meter.decisions[-EVENTS_SHOWN:]]
+    lines += [(f"{a}\n", "green") for a in meter.adjustments[-EVENTS_SHOWN:]]
+    lines += [(f"{r}\n", "yellow") for r in meter.recoveries[-EVENTS_SHOWN:]]
     if meter.recovering:
         lines.append(("recovering …\n", "bold yellow"))
+    elif meter.adjusting:
+        lines.append(("adjusting …\n", "bold green"))
     return Text.assemble(*lines)
 
 

@@ -175,6 +175,15 @@ class Controller:
         return self._slices.newest
 
     @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(self._nodes)
+
+    @property
+    def draining(self) -> frozenset[NodeId]:
+        """Nodes that are being emptied."""
+        return frozenset(self._wishes.drained)
+
+    @property
     def adjusting(self) -> bool:
         """Is a change of the mapping wanted or on its way?"""
         return self._change is not None or self.phase is Phase.RECOVERING

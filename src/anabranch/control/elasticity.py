@@ -90,7 +90,7 @@ class Wishes:
         busy = load.if_moved_to(len(left))
         if busy is not None and busy > DRAIN_LIMIT:
             raise AdjustmentError(
-                f"node {node!r} cannot be drained: the other {len(left)} would be busy at "
+                f"node {node!r} cannot be drained: those that stay ({len(left)}) would be busy at "
                 f"{busy:.0%} of their CPU, and {DRAIN_LIMIT:.0%} is the limit; add one first"
             )
         self.drained.add(node)

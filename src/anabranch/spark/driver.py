@@ -21,8 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.control.controller import ControlConfig, Controller, Phase
 from anabranch.driver.actions import Actions, Waves, now_ms
+from anabranch.driver.endpoint import Endpoint
 from anabranch.driver.preparing import JobParts, RunConfig, backup_chains, prepare
 from anabranch.driver.progress import Progress
+from anabranch.driver.status import status
 from anabranch.errors import AdjustmentError, AnabranchError, ClusterError, StorageError
 from anabranch.model.events import (
     BatchArrived,
@@ -65,6 +67,7 @@ class JobDriver:
         self._ended = threading.Event()
         self._query: Any = None
         self._watch: NodeWatch | None = None
+        self._endpoint: Endpoint | None = None
         self.error: AnabranchError | None = None
 
     # -- start ---------------------------------------------------------------------------------
@@ -79,6 +82,7 @@ class JobDriver:
         self.prepare(schemas, arrow_schema(self._spark, self._stream, name))
         self.take_over(self._connect)
         try:
+            self._endpoint = Endpoint(self._root, self)
             self._begin_reading()
         except BaseException:
             self._release()
@@ -260,6 +264,12 @@ class JobDriver:
             raise AdjustmentError(f"{count} nodes cannot be added; give at least 1")
         self._runner.request(count)
 
+    def status(self) -> dict[str, Any]:
+        """What the job does, as plain data."""
+        interval_ms = self._config.slice_interval_ms
+        plan = self._parts.plan
+        return status(plan, self.controller, self.actions, interval_ms, self._hosts, now_ms())
+
     def _request(self, event: ScaleRequested | DrainRequested) -> None:
         with self._step:
             if self._stopping or self.error is not None:
@@ -344,6 +354,8 @@ class JobDriver:
 
     def _release(self) -> None:
         """Let go of everything; whoever waits for the end goes on only after that."""
+        if self._endpoint is not None:
+            self._endpoint.close()
         if hasattr(self, "_waves"):
             self._waves.forget()
         if self._watch is not None:

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
@@ -122,6 +123,7 @@ class EmbeddedCluster:
             gateway = launch_gateway(spark_conf, {"stderr": log})
             context = SparkContext(conf=spark_conf, gateway=gateway)
         self._spark = spark = SparkSession(context)
+        _clusters[context] = self
         try:
             self._await(
                 lambda: len(executors(spark)) >= len(self.workers) or None,
@@ -137,6 +139,12 @@ class EmbeddedCluster:
         name = self._start_worker()
         self._await_registered(name)
         return name
+
+    def make_room(self, nodes: int) -> None:
+        """Start workers for so many more executors, where none is free for them."""
+        free = len(self.workers) - len(self.executors())
+        for _ in range(nodes - free):
+            self._start_worker()
 
     @property
     def workers(self) -> dict[str, int]:
@@ -287,6 +295,16 @@ class EmbeddedCluster:
 
     def _tail(self, name: str) -> str:
         return self._log(name).read_text(errors="replace")[-500:].strip() or "its log is empty"
+
+
+_clusters: WeakKeyDictionary[Any, EmbeddedCluster] = WeakKeyDictionary()
+
+
+def make_room(spark: SparkSession, nodes: int) -> None:
+    """For so many more nodes, if the session is one of a cluster on this machine."""
+    cluster = _clusters.get(spark.sparkContext)
+    if cluster is not None:
+        cluster.make_room(nodes)
 
 
 def _end_driver() -> None:

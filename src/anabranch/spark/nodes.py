@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId
+from anabranch.spark.embedded import make_room
 from anabranch.spark.heartbeats import Heartbeats
 from anabranch.spark.session import executors
 
@@ -117,6 +118,7 @@ class NodeWatch:
     def request(self, count: int) -> None:
         """Ask Spark's cluster manager for more executors; they join when it has room."""
         self._want(len(executors(self._spark)) + count)
+        make_room(self._spark, count)
 
     def _want(self, total: int) -> None:
         nowhere = self._sc._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(

@@ -14,6 +14,9 @@ from anabranch.cli.demo import word_count
 from anabranch.cli.meter import Latency, Meter
 from anabranch.cli.running import summarise
 from anabranch.driver.progress import Progress
+from anabranch.model.ids import PartitionId
+from anabranch.model.recovery import Adjustment
+from anabranch.model.scaling import Decision
 
 PLAN = word_count(Path("in"), Path("out"), "30s").plan()
 T0 = 1_700_000_000_000
@@ -114,6 +117,29 @@ def test_without_a_terminal_a_line_is_printed_at_most_once_per_interval() -> Non
             meter.observe([progress(k)])
             shown.refresh()
     assert console.file.getvalue().count("slice") == 1  # type: ignore[attr-defined]
+
+
+def test_decisions_and_adjustments_are_shown_as_they_happen() -> None:
+    decision = Decision(T0, "up", "counter from 2 to 4 partitions", "of [it]")
+    adjustment = Adjustment(decision.what, (PartitionId("counter", 0),), 7, 0.4)
+    console = Console(file=io.StringIO(), width=200)
+    meter = Meter()
+    shown = view.View(console, PLAN, meter)
+    for _ in range(2):  # but each only once
+        meter.decisions = [decision]
+        shown.refresh()
+        meter.adjustments = [adjustment]
+        shown.refresh()
+    assert console.file.getvalue() == (  # type: ignore[attr-defined]
+        "autoscaler: counter from 2 to 4 partitions, because of [it]\n"
+        "adjusted after slice 7: counter from 2 to 4 partitions; no slice for 0.40 s\n"
+    )
+    meter.observe([progress(8)])
+    meter.adjusting = True
+    text = drawn(view.tables(PLAN, meter, T0 + 9_000))
+    assert "because of [it]" in text
+    assert "adjusted after slice 7" in text
+    assert "adjusting …" in text
 
 
 def test_summary() -> None:

@@ -129,7 +129,7 @@ def test_a_drain_that_leaves_too_little_room_is_refused() -> None:
         play.slice()
     measured = play.controller.load.measured[-1]
     assert measured.nodes[FIRST] == pytest.approx(0.9)
-    sentence = r"node '1' cannot be drained: the other 2 would be busy at 90% of their CPU, and 80%"
+    sentence = r"those that stay \(2\) would be busy at 90% of their CPU, and 80% is the limit"
     with pytest.raises(AdjustmentError, match=sentence):
         play.controller.handle(DrainRequested(FIRST, play.now_ms))
     play.busy = 0.3
