@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -143,3 +144,67 @@ def test_the_demo_loses_and_duplicates_nothing(job: Path) -> None:
     kept = Path(output.removeprefix("output: "))
     assert list(kept.glob("slice=*/*.parquet"))
     assert [p.name for p in kept.parent.iterdir()] == [kept.name]
+
+
+def ask(job: Path, *arguments: str) -> tuple[int, str]:
+    ran = start(job, *arguments)
+    stdout, stderr = ran.communicate(timeout=TIMEOUT_S)
+    return ran.returncode, stdout + stderr
+
+
+@pytest.mark.timeout(3 * TIMEOUT_S)
+def test_a_running_job_is_asked_scaled_and_given_another_node(job: Path) -> None:
+    put_rows(job, 1)
+    process = start(
+        job, "run", "sums_job:topology", "--nodes", "2", "--checkpoint", "ck", "--slice", "200ms",
+        "--autoscale",
+    )  # fmt: skip
+    deadline = time.monotonic() + TIMEOUT_S
+    while not list((job / "out").glob("slice=*")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    put_rows(job, 2)
+    code, said = ask(job, "scale", "ck", "sum", "3")
+    assert (code, said.splitlines()[0]) == (0, "done: sum at parallelism 3")
+    assert "sum from 2 to 3 partitions" in said
+    code, said = ask(job, "scale", "ck", "sum", "100000")
+    assert (code, "key groups" in said, len(said.splitlines())) == (1, True, 1)
+    assert ask(job, "nodes", "ck", "add", "1")[0] == 0
+    put_rows(job, 3)
+    nodes: list[dict[str, object]] = []
+    while len(nodes) < 3 or not all(n["partitions"] for n in nodes):
+        assert time.monotonic() < deadline
+        code, said = ask(job, "nodes", "ck", "--json")
+        assert code == 0, said
+        nodes = json.loads(said)
+    assert ask(job, "nodes", "ck", "drain", str(nodes[0]["node"]))[0] == 0
+    status = json.loads(ask(job, "status", "ck", "--json")[1])
+    assert [n["node"] for n in status["nodes"]] == [n["node"] for n in nodes[1:]]
+    assert status["operators"][0]["partitions"] == 3
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, stderr) == (0, "")
+    assert "adjusted after slice" in stdout
+    assert sums(job) == dict.fromkeys(range(10), 30)
+    code, said = ask(job, "status", "ck")
+    assert (code, said.startswith("error: no job is running on ck")) == (1, True)
+
+
+ELASTIC = (
+    "import sys; from rich.console import Console; from anabranch.cli.elastic_demo import "
+    "run_elastic_demo; sys.exit(not run_elastic_demo(Console(), seconds=12, nodes=2))"
+)
+
+
+def test_the_elastic_demo_loses_and_duplicates_nothing(job: Path) -> None:
+    """Too short for decisions that could be relied on: the kill comes anyway."""
+    process = subprocess.run(
+        [sys.executable, "-c", ELASTIC],
+        env={**os.environ, "TMPDIR": str(job), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "lost 0, duplicated 0, wrong scores 0, wrong rankings 0" in process.stdout
+    assert "with SIGKILL" in process.stdout
