@@ -86,6 +86,12 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
+def test_max_nodes_needs_the_autoscaler() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--max-nodes", "4"])
+    assert result.exit_code == 1
+    assert result.stderr == "error: --max-nodes is for --autoscale; give that, too\n"
+
+
 @pytest.mark.parametrize("arguments", [["--verbose", "describe"], ["describe", "--verbose"]])
 def test_verbose_shows_the_trace_after_the_sentence(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, [*arguments, "nowhere:topology"])
