@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 from local_run import LocalRun
 from test_local_runs import Comparison, _simple
@@ -17,6 +16,7 @@ from anabranch.storage import checkpoint_store
 from anabranch.storage.checkpoint_store import LOCAL, check_url
 from anabranch.storage.state_reader import inspect
 
+fsspec = pytest.importorskip("fsspec")
 MEMORY = "memory://jobs/one"
 
 
