@@ -405,13 +405,16 @@ class Controller:
             return None
         return frozenset(p for p in self.mapping.owners if p.chain in chains)
 
-    def _plan_backups(self, reports: Sequence[NodeReport], plan: SlicePlan) -> list[Command]:
+    def _plan_backups(
+        self, reports: Sequence[NodeReport], plan: SlicePlan, now_ms: int
+    ) -> list[Command]:
         """Measure; from time to time, choose anew who backs up. Whoever begins to, has nothing of
         the slices before."""
         if self._bound is None or self.mapping is None:
             return []
         before = self._backups()
-        self._bound.observe(reports, plan.processing_ms)
+        seconds = (now_ms - plan.processing_ms) / 1000
+        self._bound.observe(reports, plan.processing_ms, seconds)
         choice = self._bound.plan(self.mapping)
         if choice is None:
             return []
@@ -703,7 +706,7 @@ class Controller:
         self._tries = 0
         assert self.mapping is not None
         self._advance(event.reports, plan.number + 1, frozenset(self.mapping.owners))
-        commands = self._commit(plan, event) + self._plan_backups(event.reports, plan)
+        commands = self._commit(plan, event) + self._plan_backups(event.reports, plan, event.now_ms)
         self.load.observe(plan, event.reports, event.now_ms)
         commands += self._autoscale(event.now_ms)
         if plan.seal:

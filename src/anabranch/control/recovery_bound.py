@@ -3,9 +3,9 @@
 T(v) of a partition is what it takes to restore its state and to run again the slices of one
 checkpoint interval; both are measured as the job runs. The cost of a backup is the bytes per second
 it would keep. A node takes all its partitions and their backups with it, so the plan is the one for
-lost nodes, not for lost tasks. What a recovery costs whatever it restores (noticing the loss, one
-Spark job) is taken off the bound. That, and how fast state is restored, is learnt from the
-recoveries that happen.
+lost nodes, not for lost tasks. What a recovery costs whatever it restores is taken off the bound: a
+Spark job, which takes what the jobs of slices take beside their work, and a rest that is learnt
+from the recoveries that happen. So is how fast state is restored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anabranch.planning.graph import TaskGraph
 
 RESTORE_BYTES_PER_S = 200e6  # until a restore was seen that says something:
 MIN_RESTORED_BYTES = 10e6
-FIXED_S = 0.5  # … and until a recovery was
+FIXED_S = 0.2  # … and until a recovery was
 SMOOTHING = 0.2  # weight of the newest slice in a mean
 PLAN_EVERY = 20  # slices
 TIME_LIMIT_S = 0.05  # a slice waits for the plan
@@ -58,13 +58,19 @@ class RecoveryBound:
         self._slice_s: float | None = None
         self._last_ms: int | None = None
         self._fixed_s = FIXED_S
+        self._job_s = 0.0  # of a slice, beside its work
         self._restore_bytes_per_s = RESTORE_BYTES_PER_S
         self._since_plan = 0
         self._version = 0  # of the mapping that was planned for
         self.choice: BackupChoice | None = None
 
-    def observe(self, reports: Sequence[NodeReport], processing_ms: int) -> None:
-        """Fold in the loads of one slice."""
+    def observe(
+        self, reports: Sequence[NodeReport], processing_ms: int, seconds: float = 0.0
+    ) -> None:
+        """Fold in the loads of one slice, which took so long in all."""
+        worked = max((sum(x.cpu_s for x in r.partitions.values()) for r in reports), default=0.0)
+        rest = max(0.0, seconds - worked)
+        self._job_s += (SMOOTHING if self._measured else 1.0) * (rest - self._job_s)
         for report in reports:
             for partition, seen in report.partitions.items():
                 known = self._measured.setdefault(
@@ -96,7 +102,8 @@ class RecoveryBound:
                 self._restore_bytes_per_s += 0.5 * (seen - self._restore_bytes_per_s)
         known = [self._work_s(p, slices) for p in partitions if p in self._measured]
         if known:
-            self._fixed_s = max(0.1, self._fixed_s + 0.5 * (seconds - max(known) - self._fixed_s))
+            rest = seconds - max(known) - self._job_s
+            self._fixed_s = max(0.1, self._fixed_s + 0.5 * (rest - self._fixed_s))
 
     def plan(self, mapping: Mapping) -> BackupChoice | None:
         """A new choice, or the same one with a new prediction, when it is time for one."""
@@ -111,9 +118,10 @@ class RecoveryBound:
 
     def _choose(self, mapping: Mapping) -> BackupChoice:
         names = {str(p): p for p in mapping.owners}
+        fixed_s = self._fixed_s + self._job_s
         problem = BackupProblem.of(
             TaskGraph(tuple(names), tuple(self._streams(mapping))),
-            max(self._bound_s - self._fixed_s, 0.001),
+            max(self._bound_s - fixed_s, 0.001),
             {name: self._reprocess_s(p) for name, p in names.items()},
             {name: self._out_rate(p) for name, p in names.items()},
             {name: str(mapping.owners[p].node) for name, p in names.items()},
@@ -129,7 +137,7 @@ class RecoveryBound:
         latency = evaluate(problem, chosen).latency_s
         return BackupChoice(
             frozenset(names[n] for n in chosen),
-            {p: latency[name] + self._fixed_s for name, p in names.items()},
+            {p: latency[name] + fixed_s for name, p in names.items()},
             why,
         )
 

@@ -64,7 +64,9 @@ class DicedBackups(RecoveryBound):
         self._world = world
         self.choice: BackupChoice | None = None
 
-    def observe(self, reports: Sequence[NodeReport], processing_ms: int) -> None:
+    def observe(
+        self, reports: Sequence[NodeReport], processing_ms: int, seconds: float = 0.0
+    ) -> None:
         pass
 
     def recovered(

@@ -182,3 +182,17 @@ def test_how_fast_state_is_restored_is_learnt() -> None:
     assert first is not None
     assert second is not None
     assert second.predicted_s[lost] - first.predicted_s[lost] == pytest.approx(15.0 + 4.5, rel=0.1)
+
+
+def test_slices_say_how_long_a_job_takes() -> None:
+    plan = line()
+    mapping = place(plan, NODES, 1, {})
+    quiet, busy = (RecoveryBound(plan, 60.0, INTERVAL_S) for _ in range(2))
+    for i in range(4 * PLAN_EVERY):
+        quiet.observe(reports(mapping, {}), 1_000 * (i + 1), 0.3)
+        busy.observe(reports(mapping, {}), 1_000 * (i + 1), 2.3)  # with the same work
+    first, second = quiet.plan(mapping), busy.plan(mapping)
+    assert first is not None
+    assert second is not None
+    some = PartitionId("o0", 0)
+    assert second.predicted_s[some] - first.predicted_s[some] == pytest.approx(2.0, rel=0.01)
