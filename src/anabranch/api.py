@@ -434,9 +434,20 @@ class Stream:
         self.topology._replace(replace(operator, precombine=False))
         return self._stateless(name, LateRows())
 
-    def to(self, name: str, sink: Sink) -> None:
-        """End the stream in a sink."""
-        self.topology._add(Operator(name, Kind.SINK, (self.producers,)))
+    def to(self, name: str, sink: Sink, *, on_error: str = "fail") -> None:
+        """End the stream in a sink. `on_error` as for a source, for rows that a PostgreSQL sink
+        or its server refuses."""
+        puts_aside = _puts_aside(name, on_error)
+        if puts_aside and not sink.tells_rows:
+            raise TopologyError(
+                f"the sink {name!r}: a {type(sink).__name__} sink takes all rows of a slice or "
+                'none, so on_error="dead_letter" has no meaning for it; leave it out',
+                operator=name,
+            )
+        kernel = sink if puts_aside else None
+        self.topology._add(
+            Operator(name, Kind.SINK, (self.producers,), kernel, puts_aside=puts_aside)
+        )
         self.topology._sinks[name] = sink
 
     def _stateless(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from anabranch.control.controller import Past
 from anabranch.driver.preparing import Prepared
 from anabranch.driver.progress import Progress, summarise
@@ -337,10 +339,20 @@ class Actions:
         log.info("%s", recovery)
 
     def _expose(self, command: ExposeSlice) -> None:
-        for name, sink in self._sinks.items():
+        """Dead letters last: with them go the rows that targets refuse now."""
+        record, dead = command.record, self._prepared.dead_letters
+        refused: list[pa.Table] = []
+        for name in sorted(self._sinks, key=lambda n: n == dead):
+            sink = self._sinks[name]
             staged = [s for s in command.staged if s.sink == name]
-            files = command.record.staged.get(name, [])
-            sink.expose(command.record.number, files, staged)
+            files = list(record.staged.get(name, []))
+            if name == dead and refused:
+                rows = pa.concat_tables(refused)
+                more = sink.stage(name, rows, record.number, self.run, "driver")
+                staged.append(more)
+                files += [more.path] if more.path is not None else []
+            letters = sink.expose(record.number, files, staged)
+            refused += [letters] if letters is not None else []
 
     def _begin_segment(self, command: WriteHead) -> None:
         if command.cut is not None and command.cut.slice > self._checkpoint[0]:

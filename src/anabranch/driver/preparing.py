@@ -16,6 +16,7 @@ from anabranch.model.plan import Plan
 from anabranch.node.messages import JobSpec
 from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
 from anabranch.operators.canonical import require_column
+from anabranch.operators.failing import DeadLetters
 from anabranch.storage import checkpoint_store
 from anabranch.storage.sinks import Parquet, Sink
 
@@ -57,6 +58,7 @@ class Prepared:
     fingerprint: Mapping[str, Any]
     sources: tuple[str, ...]
     schema: pa.Schema  # of a batch: the source's rows, or one struct column per source
+    dead_letters: str | None = None  # the sink they go to
 
 
 def prepare(
@@ -77,7 +79,8 @@ def prepare(
         max_rows_per_slice=config.max_rows_per_slice,
         event_times=parts.event_times,
     )
-    return Prepared(spec, fingerprint(plan, inputs), tuple(schemas), united)
+    dead = (o.name for o in plan.topology.operators if isinstance(o.kernel, DeadLetters))
+    return Prepared(spec, fingerprint(plan, inputs), tuple(schemas), united, next(dead, None))
 
 
 def backup_chains(plan: Plan, operators: frozenset[str] | None) -> frozenset[str] | None:

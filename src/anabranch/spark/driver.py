@@ -90,8 +90,10 @@ class JobDriver:
 
     def prepare(self, schemas: Mapping[str, pa.Schema], united: pa.Schema) -> None:
         """Compile the job for the schemas of its sources and of their union."""
+        topology = self._parts.plan.topology
         for name, sink in self._parts.sinks.items():  # before nodes get their copies
-            sink.bind(Home(self._parts.plan.topology.name, name, self._root, self._spark))
+            aside = topology.by_name[name].puts_aside
+            sink.bind(Home(topology.name, name, self._root, self._spark, aside))
         self._prepared = prepare(self._parts, self._config, schemas, united)
         self._spec = pickle_job(self._prepared.spec)
 

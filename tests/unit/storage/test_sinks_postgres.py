@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import json
 import pickle
 import random
 import re
@@ -18,14 +19,17 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.node.local_run import LocalRun
 
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.storage.sinks import Home, postgres
 from anabranch.storage.sinks.postgres_rows import fits
+from anabranch.testing import play
 from postgres_server import Server
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.large_string())])
@@ -57,8 +61,9 @@ def make(server: Server, table: str, tmp_path: Path) -> Iterator[Make]:
     made: list[ab.Postgres] = []
 
     def make(*keys: str, schema: pa.Schema = SCHEMA, job: str = "job", **options: Any) -> Any:
+        aside = options.pop("aside", False)
         sink = ab.Postgres(options.pop("address", server.address), table, keys=keys, **options)
-        sink.bind(Home(job, "out", tmp_path))
+        sink.bind(Home(job, "out", tmp_path, puts_aside=aside))
         sink.check(schema)
         made.append(sink)
         return sink
@@ -478,3 +483,140 @@ def test_decimals_keep_their_scale(server: Server, table: str, make: Make) -> No
     value = Decimal("1234567890123456789012345678.0123456789")
     sink.expose(1, [stage(sink, 1, pa.table({"n": [value]}, schema))], [])
     assert server.query(f"SELECT n FROM {table}") == [(value,)]
+
+
+# -- rows that are put aside -----------------------------------------------------------------------
+
+
+def refused(letters: pa.Table | None) -> list[tuple[Any, ...]]:
+    assert letters is not None
+    return [
+        (r["slice_number"], r["operator"], json.loads(r["record"])["k"])
+        for r in letters.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("keys", [(), ("k",)])
+@pytest.mark.parametrize("deferred", ["", " DEFERRABLE INITIALLY DEFERRED"])
+def test_rows_that_the_server_refuses_are_put_aside(
+    server: Server, table: str, make: Make, keys: tuple[str, ...], deferred: str
+) -> None:
+    server.query(f"CREATE TABLE {table}_names (name text PRIMARY KEY)")
+    server.query(f"INSERT INTO {table}_names VALUES ('a'), ('b')")
+    server.query(
+        f"CREATE TABLE {table} (k bigint NOT NULL CHECK (k < 5), "
+        f"v text REFERENCES {table}_names{deferred}, UNIQUE NULLS NOT DISTINCT (k, v))"
+    )
+    if keys:
+        server.query(f"CREATE UNIQUE INDEX ON {table} (k)")
+    sink = make(*keys, aside=True)
+    sink.begin(0)
+    rows = pa.table({"k": [1, 9, None, 2, 3], "v": ["a", "a", "a", "nobody", "b"]}, SCHEMA)
+    files = [stage(sink, 1, rows), stage(sink, 1, ROWS.slice(0, 0), "x")]
+    letters = sink.expose(1, files, [])
+    assert refused(letters) == [(1, "out", 9), (1, "out", None), (1, "out", 2)]
+    reasons = letters.column("reason").to_pylist()
+    assert "check constraint" in reasons[0]
+    assert "null value in column" in reasons[1]
+    assert "foreign key constraint" in reasons[2]
+    assert content(server, table) == [(1, "a"), (3, "b")]
+    # Another life of the driver finds the slice, and what was refused of it, and no more.
+    again = make(*keys, aside=True)
+    assert refused(again.expose(1, files, [])) == refused(letters)
+    assert content(server, table) == [(1, "a"), (3, "b")]
+    assert again.expose(2, [stage(again, 2, pa.table({"k": [4], "v": ["a"]}, SCHEMA))], []) is None
+    assert again.expose(3, [], []) is None
+
+
+def test_strings_that_the_server_cannot_parse(server: Server, table: str, make: Make) -> None:
+    server.query(f"CREATE TABLE {table} (k bigint, v jsonb)")
+    sink = make(aside=True)
+    sink.begin(0)
+    rows = pa.table({"k": [1, 2, 3], "v": ["{}", "{", None]}, SCHEMA)
+    letters = sink.expose(1, [stage(sink, 1, rows)], [])
+    assert refused(letters) == [(1, "out", 2)]
+    assert [k for k, _ in content(server, table)] == [1, 3]
+
+
+def test_a_transaction_that_fails_leaves_no_wrong_letters(
+    server: Server, table: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.query(f"CREATE TABLE {table} (k bigint CHECK (k < 2), v text)")
+    sink = make(aside=True)
+    sink.begin(0)
+    files = [stage(sink, 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ab.Postgres, "_sql", _breaks_on(ab.Postgres._sql, "INSERT INTO {slices}"))
+        with pytest.raises(ZeroDivisionError):
+            sink.expose(1, files, [])
+    assert content(server, table) == []
+    server.query(f"ALTER TABLE {table} DROP CONSTRAINT t_k_check")
+    assert sink.expose(1, files, []) is None
+    assert len(content(server, table)) == 2
+
+
+def _breaks_on(method: Any, start: str) -> Any:
+    def broken(self: Any, text: str, **parts: Any) -> Any:
+        if text.startswith(f"{start} VALUES (%s, %s)"):
+            raise ZeroDivisionError
+        return method(self, text, **parts)
+
+    return broken
+
+
+def test_a_run_puts_rows_aside_once(
+    server: Server, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows the sink refuses where they are made, rows the server refuses, and a driver that dies
+    between the table and the dead letters."""
+    server.query(f"CREATE TABLE {table} (k bigint, v bigint CHECK (v < 7))")
+
+    def topology() -> ab.Topology:
+        made = ab.Topology("aside")
+        rows = made.source("s", None)
+        rows.to("out", ab.Postgres(server.address, table), on_error="dead_letter")
+        made.dead_letters("dead", ab.Parquet(str(tmp_path / "dead")))
+        return made
+
+    run = LocalRun(topology(), tmp_path / "ck")
+    run.feed([{"s": [(1, 6), (2, 7)]}, {"s": [(3, 8)]}])
+    with monkeypatch.context() as patch:
+        patch.setattr(ab.Parquet, "_deliver", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.feed([{"s": [(4, 9), (5, 5)]}])
+    run.kill()
+    run = LocalRun(topology(), tmp_path / "ck")
+    run.feed([{"s": [(6, 1)]}])
+    run.stop()
+    LocalRun(topology(), tmp_path / "ck").stop()
+    assert content(server, table) == [(1, 6), (5, 5), (6, 1)]
+    found = pq.read_table(tmp_path / "dead").to_pylist()
+    assert sorted((r["slice_number"], json.loads(r["record"])["k"]) for r in found) == [
+        (1, 2),
+        (1, 3),
+        (2, 4),
+    ]
+    assert all(r["slice"] == r["slice_number"] for r in found)
+
+
+def test_values_no_column_can_hold_are_put_aside() -> None:
+    topology = ab.Topology("nul")
+    rows = topology.source("s", None)
+    rows.to("out", ab.Postgres("nowhere", "t"), on_error="dead_letter")
+    topology.dead_letters("dead", ab.Memory())
+    (shown,) = play(topology, [{"s": [{"v": "a"}, {"v": "b\0"}, {"v": None}]}])
+    assert shown["out"].rows() == [("a",), (None,)]
+    assert shown["dead"].rows() == [
+        (
+            1,
+            "out",
+            "column 'v' has the character NUL, which PostgreSQL cannot take",
+            '{"v": "b\\u0000"}',
+        )
+    ]
+
+
+def test_other_sinks_take_all_rows_or_none() -> None:
+    stream = ab.Topology("all").source("s", None)
+    with pytest.raises(TopologyError, match=r"a Parquet sink takes all rows .* leave it out"):
+        stream.to("out", ab.Parquet("/nowhere"), on_error="dead_letter")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from anabranch.errors import ConfigError
 from anabranch.model.reports import Staged
 from anabranch.model.slices import SliceRecord
+from anabranch.operators.failing import Refused
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Home:
     sink: str
     root: Path  # the job's checkpoint directory, under the same path on nodes and driver
     spark: Any = None
+    puts_aside: bool = False  # rows it cannot take become dead letters
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Home, (self.job, self.sink, self.root)
+        return Home, (self.job, self.sink, self.root, None, self.puts_aside)
 
     @property
     def app_id(self) -> str:
@@ -42,6 +44,8 @@ class Sink:
 
     # Whether `expose` can still find rows after a restart, from the names in the journal.
     durable: ClassVar[bool] = True
+    # Whether it can tell the rows it cannot take from the others.
+    tells_rows: ClassVar[bool] = False
 
     def bind(self, home: Home) -> None:
         """Before anything else, on the driver; what nodes get is a copy made after it."""
@@ -49,12 +53,22 @@ class Sink:
     def check(self, schema: pa.Schema) -> None:
         """Refuse, before the first slice, rows this sink cannot take."""
 
+    def refused(self, table: pa.Table) -> list[Refused]:
+        """The rows that must not be staged, where the sink puts them aside."""
+        return []
+
     def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
         """Put rows aside; runs on nodes and in source tasks. `run` is the driver's generation."""
         raise NotImplementedError
 
-    def expose(self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]) -> None:
-        """Let readers see the slice; runs on the driver. `staged` is empty after a restart."""
+    def expose(
+        self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]
+    ) -> pa.Table | None:
+        """Let readers see the slice; runs on the driver. `staged` is empty after a restart.
+
+        Returns the rows that the target refused, as dead letters, also when it had the slice
+        already.
+        """
         raise NotImplementedError
 
     def begin(self, newest: int) -> None:

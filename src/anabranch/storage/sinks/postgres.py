@@ -9,14 +9,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from anabranch.errors import AnabranchError, ConfigError, StorageError, TopologyError
+from anabranch.errors import (
+    AnabranchError,
+    ConfigError,
+    OperatorError,
+    StorageError,
+    TopologyError,
+)
 from anabranch.model.duration import parse_duration
 from anabranch.model.reports import Staged
-from anabranch.storage.sinks.postgres_rows import column_type, copy_text, fits, refuse_values
+from anabranch.operators.failing import LETTERS, Refused, letters, sift
+from anabranch.storage.files import write_atomic
+from anabranch.storage.sinks.postgres_rows import (
+    column_type,
+    copy_text,
+    fits,
+    refuse_values,
+    unfit_rows,
+)
 from anabranch.storage.sinks.staged import StagedSink
 
 OLDEST_SERVER = 150_000  # NULLS NOT DISTINCT; older releases are out of support
@@ -36,8 +51,12 @@ class Postgres(StagedSink):
     the last counts. The transaction also records the slice's number in the table
     `anabranch_slices` beside the target, so a slice that is exposed again changes nothing.
     Tables that are not there are created. A server that is away in the middle of a run is tried
-    again for as long as `retry` says before the run ends.
+    again for as long as `retry` says before the run ends. Rows that the server refuses (a
+    constraint, a value it cannot parse) end the run, or are put aside with
+    `on_error="dead_letter"`.
     """
+
+    tells_rows: ClassVar[bool] = True
 
     address: str = field(repr=False)  # may hold a password; never sent to nodes
     table: str
@@ -67,6 +86,9 @@ class Postgres(StagedSink):
     def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
         refuse_values(table, name)
         return super().stage(name, table, slice_no, run, writer)
+
+    def refused(self, table: pa.Table) -> list[Refused]:
+        return unfit_rows(table)
 
     def begin(self, newest: int) -> None:
         with self._explained("reach"):
@@ -120,21 +142,64 @@ class Postgres(StagedSink):
             if self._has(slice_no, self._recorded(connection)):
                 return
             self._refuse_missing(slice_no, files)
-            target = "pg_temp.anabranch_slice" if self.keys else "{table}"
-            with connection.cursor() as cursor:
-                copy = self._sql(f"COPY {target} ({{columns}}) FROM STDIN (FORMAT csv)")
-                with cursor.copy(copy) as writer:
-                    for text in copy_text(self._batches(files)):
-                        writer.write(text)
-                if self.keys:
-                    cursor.execute(self._upsert())
-                cursor.execute(
-                    self._sql(
-                        "INSERT INTO {slices} VALUES (%s, %s) ON CONFLICT (sink) DO UPDATE "
-                        "SET slice = excluded.slice"
-                    ),
-                    [self.home.app_id, slice_no],
-                )
+            if self.home.puts_aside:
+                self._insert_sifted(connection, slice_no, files)
+            else:
+                self._insert(connection, self._batches(files))
+            connection.execute(
+                self._sql(
+                    "INSERT INTO {slices} VALUES (%s, %s) ON CONFLICT (sink) DO UPDATE "
+                    "SET slice = excluded.slice"
+                ),
+                [self.home.app_id, slice_no],
+            )
+
+    def _insert(self, connection: Any, batches: Iterator[pa.RecordBatch]) -> None:
+        target = "pg_temp.anabranch_slice" if self.keys else "{table}"
+        with connection.cursor() as cursor:
+            copy = self._sql(f"COPY {target} ({{columns}}) FROM STDIN (FORMAT csv)")
+            with cursor.copy(copy) as writer:
+                for text in copy_text(batches):
+                    writer.write(text)
+            if self.keys:
+                cursor.execute(self._upsert())
+
+    def _insert_sifted(self, connection: Any, slice_no: int, files: Sequence[Path]) -> None:
+        """Insert all rows but those the server refuses, which are noted before the transaction
+        ends: whoever finds the slice in the table finds them too."""
+        psycopg = _psycopg()
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # not only when it ends
+
+        def insert(table: pa.Table) -> pa.Table:
+            try:
+                with connection.transaction():  # a savepoint
+                    self._insert(connection, iter(table.to_batches()))
+                    if self.keys:
+                        connection.execute("TRUNCATE pg_temp.anabranch_slice")
+            except (psycopg.IntegrityError, psycopg.DataError) as e:
+                raise OperatorError(_reason(e)) from e
+            return table
+
+        aside = []
+        for batch in self._batches(files):
+            table = pa.Table.from_batches([batch])
+            _, refused = sift(insert, table)
+            if refused:
+                aside.append(letters(slice_no, self.home.sink, table, refused))
+        self._noted().unlink(missing_ok=True)
+        if aside:
+            out = pa.BufferOutputStream()
+            pq.write_table(pa.concat_tables(aside), out)
+            write_atomic(self._noted(), [out.getvalue()], sync=True)
+
+    def _noted(self) -> Path:
+        return self.home.root / "refused" / f"{self.home.sink}.parquet"
+
+    def _refused_by_target(self, slice_no: int) -> pa.Table | None:
+        if not self.home.puts_aside or not self._noted().exists():
+            return None
+        noted = pq.read_table(self._noted(), schema=LETTERS)
+        return noted if noted.column("slice_number")[0].as_py() == slice_no else None
 
     def _upsert(self) -> Any:
         sql = _psycopg().sql
@@ -295,14 +360,18 @@ class Postgres(StagedSink):
         except AnabranchError:
             raise
         except psycopg.Error as e:
-            detail = e.diag.message_detail
-            reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise StorageError(
-                f"could not {action} {self._place()}: {reason}{f' ({detail})' if detail else ''}; "
-                "nothing is lost: when this is mended, start again with the same checkpoint "
-                "directory",
+                f"could not {action} {self._place()}: {_reason(e)}; nothing is lost: when this "
+                "is mended, start again with the same checkpoint directory",
                 table=self.table,
             ) from e
+
+
+def _reason(error: Any) -> str:
+    """What the server said, in one line."""
+    detail = error.diag.message_detail
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{reason} ({detail})" if detail else reason
 
 
 def _psycopg() -> Any:

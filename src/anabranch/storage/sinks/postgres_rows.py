@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from anabranch.errors import StorageError, TopologyError
+from anabranch.operators.failing import Refused
 
 # Every value in quotes, null as nothing: an empty string stays one.
 _CSV = csv.WriteOptions(include_header=False, quoting_style="all_valid")
@@ -71,23 +73,37 @@ def fits(field: pa.Field, column: str) -> bool:
 def refuse_values(table: pa.Table, where: str) -> None:
     """What no column of PostgreSQL can hold must be refused before the journal knows of it:
     afterwards nobody could change it any more."""
+    for column, bad, what in _unfit(table):
+        if pc.any(bad).as_py():
+            raise StorageError(
+                f"column {column!r} of the sink {where!r} has {what}, which PostgreSQL cannot "
+                "take; replace it before the sink and start again, or put such rows aside "
+                '(on_error="dead_letter")',
+                column=column,
+            )
+
+
+def unfit_rows(table: pa.Table) -> list[Refused]:
+    """The rows with a value that no column of PostgreSQL can hold."""
+    found: dict[int, Refused] = {}
+    for column, bad, what in _unfit(table):
+        reason = f"column {column!r} has {what}, which PostgreSQL cannot take"
+        for row in np.flatnonzero(np.asarray(bad.fill_null(False))):
+            found.setdefault(int(row), Refused(int(row), reason))
+    return [found[row] for row in sorted(found)]
+
+
+def _unfit(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray, str]]:
+    """Columns with the rows whose values do not fit, and what is wrong with them."""
     for field in table.schema:
         column = table.column(field.name)
         if pa.types.is_large_string(field.type):
-            bad, what = pc.match_substring(column, "\0"), "the character NUL"
+            yield field.name, pc.match_substring(column, "\0"), "the character NUL"
         elif pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
             day = column.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
             first, last = (y.cast(pa.date32()) for y in _YEARS)
             bad = pc.or_(pc.less(day, first), pc.greater(day, last))
-            what = "a time before year 1 or after year 9999"
-        else:
-            continue
-        if pc.any(bad).as_py():
-            raise StorageError(
-                f"column {field.name!r} of the sink {where!r} has {what}, which PostgreSQL cannot "
-                "take; replace it before the sink and start again",
-                column=field.name,
-            )
+            yield field.name, bad, "a time before year 1 or after year 9999"
 
 
 def copy_text(batches: Iterator[pa.RecordBatch]) -> Iterator[memoryview]:

@@ -91,13 +91,20 @@ class StagedSink(Sink):
             return str(path.relative_to(self._home.root))
         return str(path)
 
-    def expose(self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]) -> None:
+    def expose(
+        self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]
+    ) -> pa.Table | None:
         root = self._home.root if self._home is not None else Path()
         named = [root / f for f in files]
         if named:
             self._deliver(slice_no, named)
             for directory in {p.parent for p in named}:
                 shutil.rmtree(directory, ignore_errors=True)
+        return self._refused_by_target(slice_no)
+
+    def _refused_by_target(self, slice_no: int) -> pa.Table | None:
+        """The dead letters of a slice that the target has."""
+        return None
 
     def begin(self, newest: int) -> None:
         self._refuse_foreign(self._newest(), newest)
