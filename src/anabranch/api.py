@@ -48,7 +48,7 @@ from anabranch.storage.sinks import Sink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from anabranch.driver.progress import Progress
+    from anabranch.driver.progress import Progress, Totals
     from anabranch.model.recovery import Adjustment, Recovery
     from anabranch.model.scaling import Decision
     from anabranch.spark.driver import JobDriver
@@ -283,6 +283,11 @@ class Job:
     def recent_progress(self) -> list[Progress]:
         """The newest slices, oldest first."""
         return list(self._driver.progress)
+
+    @property
+    def totals(self) -> Totals:
+        """What became of all rows since the run started."""
+        return self._driver.actions.totals
 
     @property
     def recoveries(self) -> list[Recovery]:

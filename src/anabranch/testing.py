@@ -26,6 +26,7 @@ from anabranch.api import Topology
 from anabranch.control.controller import ControlConfig, Controller
 from anabranch.driver.actions import Actions, NodesLostError
 from anabranch.driver.preparing import JobParts, RunConfig, prepare
+from anabranch.driver.progress import Totals
 from anabranch.errors import ClusterError, ConfigError
 from anabranch.model.events import (
     BatchArrived,
@@ -176,6 +177,11 @@ class LocalJob:
         self._handle(NodesJoined(self._nodes.nodes, self._now_ms))
         newest = self.controller.newest
         self._batch = newest.batch + 1 if newest and newest.batch is not None else 0
+
+    @property
+    def totals(self) -> Totals:
+        """What became of all rows since the start, or the last `Restart`."""
+        return self.actions.totals
 
     def step(self, step: Step) -> Output:
         """Do one step; what reached the sinks."""

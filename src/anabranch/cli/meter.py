@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anabranch.driver.progress import Progress
+from anabranch.driver.progress import Progress, Totals
 from anabranch.model.recovery import Adjustment, Recovery
 from anabranch.model.scaling import Decision
 
@@ -37,6 +37,7 @@ class Meter:
         self.adjustments: list[Adjustment] = []
         self.adjusting = False
         self.decisions: list[Decision] = []
+        self.totals = Totals()
         self.slices = 0
         self.rows = 0
         self.late_rows = 0

@@ -22,6 +22,7 @@ from rich.console import Console
 from anabranch.api import Job
 from anabranch.cli.meter import Meter
 from anabranch.cli.view import REFRESHES_PER_S, View, megabytes, seconds
+from anabranch.driver.progress import Totals
 from anabranch.errors import ClusterError
 from anabranch.model.plan import Plan
 
@@ -133,6 +134,7 @@ def watch(
 
 def _observe(meter: Meter, job: Job) -> None:
     meter.observe(job.recent_progress)
+    meter.totals = job.totals
     meter.recoveries = job.recoveries[1:]
     meter.recovering = job.is_recovering
     meter.adjustments = job.adjustments
@@ -149,12 +151,28 @@ def summarise(meter: Meter, elapsed_s: float) -> str:
         f"{meter.rows:,} rows in {meter.slices:,} slices and {seconds(elapsed_s)}, "
         f"{meter.rows_to_sinks:,} rows to sinks"
         + (f", {meter.late_rows:,} late rows" if meter.late_rows else ""),
+        *_what_became(meter.totals),
         f"slice latency: median {seconds(latency.median)}, p99 {seconds(latency.p99)}",
         f"state: {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}",
         *map(str, meter.adjustments),
         *map(str, meter.recoveries),
     ]
     return "\n".join(lines)
+
+
+def _what_became(totals: Totals) -> list[str]:
+    """Of all rows, by source, sink and operator."""
+    parts = {
+        "read": totals.read,
+        "to sinks": totals.to_sinks,
+        "late": totals.late,
+        "dead letters": totals.dead,
+    }
+    return [
+        f"{title}: {', '.join(f'{name} {rows:,}' for name, rows in sorted(counts.items()))}"
+        for title, counts in parts.items()
+        if counts
+    ]
 
 
 def quiet_py4j() -> None:

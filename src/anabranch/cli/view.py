@@ -152,6 +152,9 @@ def _operators(plan: Plan, meter: Meter) -> Table:
             megabytes(state[1]) if state else "",
         )
     table.add_row("sinks", f"{newest.rows_to_sinks:,}", f"{meter.rows_to_sinks:,}", "", "")
+    if meter.totals.dead:
+        newly, all_dead = (sum(d.values()) for d in (newest.dead_by_operator, meter.totals.dead))
+        table.add_row(Text("dead letters", style="yellow"), f"{newly:,}", f"{all_dead:,}", "", "")
     return table
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from anabranch.control.controller import Past
 from anabranch.driver.preparing import Prepared
-from anabranch.driver.progress import Progress, summarise
+from anabranch.driver.progress import Progress, Totals, summarise
 from anabranch.errors import StorageError
 from anabranch.model.commands import (
     AwaitNodes,
@@ -146,7 +146,9 @@ class Actions:
         self.batch: Any = None  # what the source offers now
         self.finished_batch: int | None = None
         self.last_slice_at = time.monotonic()
+        self._ran: Progress | None = None  # of the slice that is not journalled yet
         self.progress: deque[Progress] = deque(maxlen=PROGRESS_KEPT)
+        self.totals = Totals()
         self.recoveries: list[Recovery] = []
         self.adjustments: list[Adjustment] = []
         self.decisions: list[Decision] = []
@@ -234,8 +236,10 @@ class Actions:
             case WriteSlice():
                 self._journal.append(command.record)
                 self._confirmed = command.record.number
+                self._publish()
             case ExposeSlice():
-                self._expose(command)
+                for sink, rows in self._expose(command).items():
+                    self.totals.refuse(sink, rows, self._prepared.dead_letters or "")
             case WriteHead():
                 self._begin_segment(command)
             case TrimStorage():
@@ -288,9 +292,7 @@ class Actions:
         age = None if at is None else self.last_slice_at - at
         seconds = self.last_slice_at - started
         progress = summarise(plan, reports, seconds, self._mapping, (slice_no, age))
-        self.progress.append(progress)
-        for observe in self.on_progress:
-            observe(progress)
+        self._ran = progress
         return SliceRan(plan.number, tasks, tuple(reports), self._clock())
 
     def _recover(self, plan: RecoveryPlan, waves: Waves) -> Event:
@@ -338,21 +340,33 @@ class Actions:
         self.recoveries.append(recovery)
         log.info("%s", recovery)
 
-    def _expose(self, command: ExposeSlice) -> None:
-        """Dead letters last: with them go the rows that targets refuse now."""
+    def _publish(self) -> None:
+        """The slice has happened."""
+        if self._ran is None:
+            return
+        self.progress.append(self._ran)
+        self.totals.add(self._ran)
+        for observe in self.on_progress:
+            observe(self._ran)
+        self._ran = None
+
+    def _expose(self, command: ExposeSlice) -> dict[str, int]:
+        """Dead letters last: with them go the rows that targets refuse. How many, per sink."""
         record, dead = command.record, self._prepared.dead_letters
-        refused: list[pa.Table] = []
+        refused: dict[str, pa.Table] = {}
         for name in sorted(self._sinks, key=lambda n: n == dead):
             sink = self._sinks[name]
             staged = [s for s in command.staged if s.sink == name]
             files = list(record.staged.get(name, []))
             if name == dead and refused:
-                rows = pa.concat_tables(refused)
+                rows = pa.concat_tables(refused.values())
                 more = sink.stage(name, rows, record.number, self.run, "driver")
                 staged.append(more)
                 files += [more.path] if more.path is not None else []
             letters = sink.expose(record.number, files, staged)
-            refused += [letters] if letters is not None else []
+            if letters is not None:
+                refused[name] = letters
+        return {name: letters.num_rows for name, letters in refused.items()}
 
     def _begin_segment(self, command: WriteHead) -> None:
         if command.cut is not None and command.cut.slice > self._checkpoint[0]:

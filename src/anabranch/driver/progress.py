@@ -43,6 +43,35 @@ class Progress:
         return asdict(self)
 
 
+@dataclass
+class Totals:
+    """What became of the rows since the run started, slice by slice as they were committed.
+
+    Every row that was read, and every row an operator made, is in the next operator's output or
+    state, in a sink, late or put aside; a filter, a deduplication or an inner enrichment drops
+    rows by its own meaning.
+    """
+
+    read: dict[str, int] = field(default_factory=dict)  # per source
+    made: dict[str, int] = field(default_factory=dict)  # rows out, per operator
+    to_sinks: dict[str, int] = field(default_factory=dict)  # per sink, dead letters among them
+    late: dict[str, int] = field(default_factory=dict)  # per operator
+    dead: dict[str, int] = field(default_factory=dict)  # per operator (or sink) that refused them
+
+    def add(self, progress: Progress) -> None:
+        """A slice has been committed."""
+        _add(self.read, progress.rows_by_source)
+        _add(self.made, progress.rows_by_operator)
+        _add(self.to_sinks, progress.rows_by_sink)
+        _add(self.late, progress.late_by_operator)
+        _add(self.dead, progress.dead_by_operator)
+
+    def refuse(self, sink: str, rows: int, letters: str) -> None:
+        """The target of a sink refused rows: they went to the sink of dead letters instead."""
+        _add(self.to_sinks, {sink: -rows, letters: rows})
+        _add(self.dead, {sink: rows})
+
+
 def summarise(
     plan: SlicePlan,
     reports: Sequence[NodeReport],
