@@ -76,6 +76,7 @@ class Topology:
         self._sources: dict[str, Any] = {}
         self._event_times: dict[str, str] = {}
         self._delays: dict[str, int] = {}
+        self._idle_timeouts: dict[str, int] = {}  # in ms
         self._sinks: dict[str, Sink] = {}
         self._dead_letters: str | None = None  # the sink they go to
 
@@ -86,11 +87,14 @@ class Topology:
         *,
         time: str | None = None,
         watermark: Duration = "0s",
+        idle_timeout: Duration | None = None,
         on_error: str = "fail",
     ) -> Stream:
         """A Spark streaming DataFrame, or a function from the session to one.
 
-        `time` names its event-time column; rows may come up to `watermark` late.
+        `time` names its event-time column; rows may come up to `watermark` late. The slowest of
+        several sources decides how far time has come, unless it has brought no rows for its
+        `idle_timeout`: then time goes on without it, and what it brings later may be late.
 
         `on_error`, here and elsewhere, is what becomes of rows an operator cannot take: "fail"
         ends the run and shows the first of them, "dead_letter" puts them aside (see
@@ -103,6 +107,14 @@ class Topology:
                 "name its column with time=",
                 operator=name,
             )
+        if idle_timeout is not None:
+            if time is None:
+                raise TopologyError(
+                    f"source {name!r}: idle_timeout= says for how long it may hold event time "
+                    "back; name its event-time column with time=",
+                    operator=name,
+                )
+            self._idle_timeouts[name] = _positive_ms("idle_timeout", idle_timeout)
         kernel = Timed(time) if puts_aside and time is not None else None
         self._add(Operator(name, Kind.SOURCE, kernel=kernel, puts_aside=puts_aside))
         self._sources[name] = data
@@ -195,6 +207,7 @@ class Topology:
             sources=self._sources,
             event_times=self._event_times,
             watermark_delays_us=self._delays,
+            idle_timeouts_ms=self._idle_timeouts,
             sinks=self._sinks,
         )
         if strategy not in STRATEGIES:

@@ -171,7 +171,9 @@ class LocalJob:
         self._nodes = LocalNodes(nodes, parts.plan.waves, prepared.spec, tuple(ordered), united)
         self.actions = Actions(self._root, prepared, self._sinks, clock=lambda: self._now_ms)
         past = self.actions.resume()
-        config = ControlConfig(watermark_delays_us=topology._delays)
+        config = ControlConfig(
+            watermark_delays_us=topology._delays, idle_timeouts_ms=topology._idle_timeouts
+        )
         self.controller = Controller(parts.plan, config, past)
         self.actions.complete_sinks(past)
         self._handle(NodesJoined(self._nodes.nodes, self._now_ms))

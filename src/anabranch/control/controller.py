@@ -85,6 +85,8 @@ class ControlConfig:
     checkpoint_interval_ms: int = 10_000
     # Event-time delay per source that declares an event time.
     watermark_delays_us: MappingOf[str, int] = field(default_factory=dict)
+    # Of those, sources that hold the watermark back only for so long without rows.
+    idle_timeouts_ms: MappingOf[str, int] = field(default_factory=dict)
     # Chains that keep their output until no recovery needs it; None: all of them.
     backups: frozenset[str] | None = None
     # Instead of a fixed choice: back up what brings any lost node back within so many seconds.
@@ -136,7 +138,7 @@ class Controller:
         self._past = past
         self._generation = past.generation + 1
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
-        self._slices = SliceLedger(config.watermark_delays_us, past.slices)
+        self._slices = SliceLedger(config.watermark_delays_us, past.slices, config.idle_timeouts_ms)
         self._nodes: list[NodeId] = []
         self._hosts: dict[NodeId, str] = {}
         self._epochs = dict(past.epochs)  # every one ever given out: none comes again
@@ -156,6 +158,7 @@ class Controller:
             scale = config.autoscale
             self.load = Load(scale.ms("interval"), scale.measurements("drain_after"))
             self._autoscaler = Autoscaler(plan, scale, config.slice_interval_ms, past.autoscaler)
+        self._due_ms: dict[PartitionId, int] = {}  # when a partition's next timer comes
         self._lost_ms: int | None = None  # when the loss that is being recovered was known
         self._running: SlicePlan | None = None
         self._again: SlicePlan | None = None  # was cut short, runs next
@@ -622,13 +625,21 @@ class Controller:
         step = self._adjust()
         if step:
             return step
-        if self._slices.time_has_moved or (self._needs_cut and not self._checkpoints.in_flight):
+        due = self._slices.look_is_due(now_ms) or self._timer_is_due(now_ms)
+        if due or self._slices.time_has_moved:
+            return self._start(Feed.NONE, None, 0, now_ms)
+        if self._needs_cut and not self._checkpoints.in_flight:
             return self._start(Feed.NONE, None, 0, now_ms)
         if self._checkpoints.in_flight:
             return [PollNodes()]
         if self._uncut and self._checkpoints.is_due(now_ms):
             return self._start(Feed.NONE, None, 0, now_ms)
         return []
+
+    def _timer_is_due(self, now_ms: int) -> bool:
+        """Has a timer of processing time come, or a time to live ended?"""
+        owners = self.mapping.owners if self.mapping is not None else {}
+        return any(ms <= now_ms for p, ms in self._due_ms.items() if p in owners)
 
     @property
     def _uncut(self) -> bool:
@@ -664,6 +675,7 @@ class Controller:
                 fold=self._change is None,
                 generation=logged.generation if logged else self._generation,
                 attempt=self._attempt_of(feed, logged),
+                without_log=logged.without_log(1) if logged else (),
             )
         )
 
@@ -762,6 +774,9 @@ class Controller:
                     )
                 self.frontier[partition] = upto
                 behind.discard(partition)
+                self._due_ms.pop(partition, None)
+                if state.due_ms is not None:
+                    self._due_ms[partition] = state.due_ms
         if behind:
             names = ", ".join(map(str, sorted(behind)))
             raise InvariantError(f"before slice {upto} no report came from {names}")

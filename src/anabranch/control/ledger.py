@@ -14,11 +14,16 @@ from anabranch.model.slices import Feed, SlicePlan, SliceRecord
 class SliceLedger:
     """The owner of the records: appended by `commit`, trimmed when a cut makes them needless."""
 
-    def __init__(self, delays_us: MappingOf[str, int], past: Iterable[SliceRecord]) -> None:
+    def __init__(
+        self,
+        delays_us: MappingOf[str, int],
+        past: Iterable[SliceRecord],
+        idle_ms: MappingOf[str, int] | None = None,
+    ) -> None:
         self.records: list[SliceRecord] = list(past)
-        self._watermark = WatermarkTracker(delays_us)
+        self._watermark = WatermarkTracker(delays_us, idle_ms)
         for record in self.records:
-            self._watermark.resume(record.watermark_us)
+            self._watermark.resume(record.watermark_us, record.quiet_ms)
             self._watermark.observe(record.max_time_us, record.batch_end)
 
     @property
@@ -37,6 +42,10 @@ class SliceLedger:
     def time_has_moved(self) -> bool:
         """Has the newest slice made a watermark that no slice has used yet?"""
         return self.newest is not None and self.newest.watermark_us != self.watermark_us
+
+    def look_is_due(self, now_ms: int) -> bool:
+        """Must a slice run, though there are no rows, to see that a source is idle?"""
+        return self.newest is not None and self._watermark.look_is_due(now_ms)
 
     def after(self, slice_no: int) -> list[SliceRecord]:
         return [r for r in self.records if r.number > slice_no]
@@ -59,6 +68,8 @@ class SliceLedger:
                 f"{len(sources)} reported"
             )
         chunks_left = self._chunks_left(plan, sources.values())
+        rows = _rows_by_source(s.rows for s in sources.values())
+        self._watermark.look(rows, plan.processing_ms, anew=plan.feed is not Feed.LOG)
         self._watermark.observe(_latest_times(sources.values()), chunks_left == 0)
         staged = {(s.sink, s.writer): s for r in reports for s in r.staged}
         ordered = tuple(staged[k] for k in sorted(staged))
@@ -81,11 +92,23 @@ class SliceLedger:
             generation=plan.generation,
             attempt=plan.attempt,
             max_time_us=self._watermark.latest_us,
-            rows=_rows_by_source(s.rows for s in sources.values()),
+            rows=rows,
             staged=files,
+            chunks=self._chunks(plan, sources),
+            quiet_ms=self._watermark.quiet_ms,
         )
         self.records.append(record)
         return record, ordered
+
+    def _chunks(self, plan: SlicePlan, sources: MappingOf[int, SourceReport]) -> list[int]:
+        """Per source task the slices of its share, from this one on: the first slice of a batch
+        says it."""
+        before = self.newest
+        if plan.batch is None:
+            return []
+        if before is None or before.batch != plan.batch:
+            return [sources[task].chunks for task in sorted(sources)]
+        return [max(0, left - 1) for left in before.chunks]
 
     def _chunks_left(self, plan: SlicePlan, sources: Iterable[SourceReport]) -> int:
         """How many more slices the batch was cut into; the first one of a batch says it."""

@@ -3,6 +3,11 @@
 Decided from the batches before, so that a slice's watermark is an input of the slice and the same
 in every replay. It never goes back, and it stands still between the slices of one batch: their
 rows are in no order, one of the first may be the latest of all.
+
+A source with an idle time-out that has brought no rows for that long does not hold it back. Every
+slice that takes a batch, or finds that there is none, looks at all sources; time is that of these
+slices, and the time between two runs does not count. If all sources are idle, the most that any
+of them allows is taken.
 """
 
 from __future__ import annotations
@@ -11,27 +16,64 @@ from collections.abc import Mapping
 
 
 class WatermarkTracker:
-    """Folds the event times of finished slices; `delays_us` lists the sources that have one."""
+    """Folds the event times of finished slices; `delays_us` lists the sources that have one,
+    `idle_ms` the time-outs of those that have one."""
 
-    def __init__(self, delays_us: Mapping[str, int]) -> None:
+    def __init__(
+        self, delays_us: Mapping[str, int], idle_ms: Mapping[str, int] | None = None
+    ) -> None:
         self._delays_us = dict(delays_us)
+        self._idle_ms = dict(idle_ms or {})
         self._latest_us: dict[str, int] = {}
         self._watermark_us: int | None = None
+        self._quiet_ms: dict[str, int] = {}
+        self._looked_ms: int | None = None  # in this run
 
-    def resume(self, watermark_us: int | None) -> None:
-        """Go on from the watermark of a slice that an earlier run finished."""
-        if watermark_us is not None:
-            before = self._watermark_us
-            self._watermark_us = watermark_us if before is None else max(before, watermark_us)
+    def resume(self, watermark_us: int | None, quiet_ms: Mapping[str, int] | None = None) -> None:
+        """Go on from a slice that an earlier run finished."""
+        self._raise(watermark_us)
+        self._quiet_ms = {s: ms for s, ms in (quiet_ms or {}).items() if s in self._idle_ms}
+
+    def look(self, rows: Mapping[str, int], now_ms: int, anew: bool) -> None:
+        """A slice had so many rows of each source; `anew`: it asked the sources for them, and was
+        not fed from the log."""
+        passed = 0 if self._looked_ms is None or not anew else max(0, now_ms - self._looked_ms)
+        for source in self._idle_ms:
+            quiet = self._quiet_ms.get(source, 0) + passed
+            self._quiet_ms[source] = 0 if rows.get(source) else quiet
+        if anew:
+            self._looked_ms = now_ms
+
+    def look_is_due(self, now_ms: int) -> bool:
+        """Would a look find a source idle that was not, or start its clock in this run?"""
+        passed = None if self._looked_ms is None else now_ms - self._looked_ms
+        waiting = (s for s in self._idle_ms if not self._is_idle(s))
+        return any(
+            passed is None or self._quiet_ms.get(s, 0) + passed >= self._idle_ms[s] for s in waiting
+        )
 
     def observe(self, max_time_us: Mapping[str, int], batch_end: bool) -> None:
         """Take in the latest event times of one finished slice."""
         for source, latest in max_time_us.items():
             if source in self._delays_us:
                 self._latest_us[source] = max(latest, self._latest_us.get(source, latest))
-        if batch_end and self._delays_us and self._latest_us.keys() == self._delays_us.keys():
-            least = min(self._latest_us[s] - d for s, d in self._delays_us.items())
-            self.resume(least)
+        if not batch_end:
+            return
+        known = {s: t - self._delays_us[s] for s, t in self._latest_us.items()}
+        active = [s for s in self._delays_us if not self._is_idle(s)]
+        if not active:
+            self._raise(max(known.values(), default=None))
+        elif all(s in known for s in active):
+            self._raise(min(known[s] for s in active))
+
+    def _is_idle(self, source: str) -> bool:
+        limit = self._idle_ms.get(source)
+        return limit is not None and self._quiet_ms.get(source, 0) >= limit
+
+    def _raise(self, watermark_us: int | None) -> None:
+        if watermark_us is not None:
+            before = self._watermark_us
+            self._watermark_us = watermark_us if before is None else max(before, watermark_us)
 
     @property
     def watermark_us(self) -> int | None:
@@ -41,3 +83,8 @@ class WatermarkTracker:
     def latest_us(self) -> Mapping[str, int]:
         """Per source, the latest event time so far: what a restart needs."""
         return dict(self._latest_us)
+
+    @property
+    def quiet_ms(self) -> Mapping[str, int]:
+        """Per source with a time-out, how long it has brought no rows: what a restart needs."""
+        return dict(self._quiet_ms)

@@ -48,6 +48,7 @@ class JobParts:
     event_times: Mapping[str, str]
     watermark_delays_us: Mapping[str, int]
     sinks: Mapping[str, Sink] = field(default_factory=dict)
+    idle_timeouts_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class PartitionReport:
     state_bytes: int = 0
     backup_bytes: int = 0
     out_bytes: int = 0
+    due_ms: int | None = None  # the processing time at which its next timer comes
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
     late_by_operator: Mapping[str, int] = field(default_factory=dict)
     dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside

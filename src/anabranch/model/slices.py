@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -32,6 +32,8 @@ class SlicePlan:
     generation: int = 0
     attempt: int = 0
     fold: bool = True  # may a seal write the whole state, where deltas have piled up?
+    # Source tasks that logged nothing for this slice; None where the journal does not say.
+    without_log: tuple[int, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,16 @@ class SliceRecord:
     rows: Mapping[str, int] = field(default_factory=dict)
     # Per sink, the staged files to expose.
     staged: Mapping[str, list[str]] = field(default_factory=dict)
+    # Per source task, how many slices its share of the batch fills from this one on.
+    chunks: Sequence[int] = ()
+    # Per source with an idle time-out, how long it had brought no rows.
+    quiet_ms: Mapping[str, int] = field(default_factory=dict)
+
+    def without_log(self, later: int) -> tuple[int, ...] | None:
+        """The source tasks that logged nothing for the slice so many slices later."""
+        if not self.chunks and self.source_tasks:
+            return None  # written before the journal said it
+        return tuple(task for task, left in enumerate(self.chunks) if left <= later)
 
     def plan(self, mapping: int) -> SlicePlan:
         """The slice as it is replayed: the same inputs, from the log."""
@@ -67,6 +79,7 @@ class SliceRecord:
             seal=False,
             generation=self.generation,
             attempt=self.attempt,
+            without_log=self.without_log(0),
         )
 
     def to_json(self) -> dict[str, Any]:

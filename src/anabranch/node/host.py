@@ -377,7 +377,7 @@ class Host:
 
     def _note_rebuilt(self, partition: Partition) -> None:
         last = partition.outputs.get(partition.next_slice - 1)
-        report = PartitionReport(partition.next_slice, partition.epoch)
+        report = PartitionReport(partition.next_slice, partition.epoch, due_ms=partition.due_ms)
         self._notes.partitions[partition.id] = last.report if last else report
 
     def _resend(self, pid: PartitionId, request: RecoverRequest) -> Iterator[tuple[int, Bundle]]:

@@ -103,11 +103,19 @@ class Partition:
                 state_bytes=sum(s.nbytes for s in self.states.values()),
                 out_bytes=sum(t.nbytes for t in result.edges.values()),
                 backup_bytes=sum(o.nbytes for o in self.outputs.values()),
+                due_ms=self.due_ms,
                 rows_by_operator=result.rows,
                 dead_by_operator=result.dead,
             ),
         )
         return output
+
+    @property
+    def due_ms(self) -> int | None:
+        """The processing time at which a key may have something to do, rows or not."""
+        moments = (getattr(state, "due_us", None) for state in self.states.values())
+        first = min((us for us in moments if us is not None), default=None)
+        return None if first is None else -(-first // 1_000)
 
     def _install(self, result: ChainResult) -> None:
         for operator, change in result.changes.items():

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, StorageError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import RecoveryPlan
@@ -99,12 +99,10 @@ def _share(
 ) -> tuple[Share, int]:
     """This task's share of the slice, and how many bytes it just logged."""
     plan, root = request.plan, Path(job.root)
-    path = log_path(root, plan.number, plan.generation, plan.attempt, task)
-    logged = read_log(path)
-    if logged is not None or plan.feed is Feed.LOG:
+    logged = _logged(root, plan, task)
+    if logged is not None:
         deque(batches, maxlen=0)  # Spark reuses a worker only if it read all its input
-        # No log: another task had more chunks than this one.
-        return (Share(*logged) if logged is not None else _NOTHING), 0
+        return logged, 0
     chunks = _compute(job, request, _read(request, batches))
     size = 0
     if job.max_rows_per_slice is not None:
@@ -115,6 +113,23 @@ def _share(
         target = log_path(root, plan.number + offset, plan.generation, plan.attempt, task)
         size += write_log(target, chunks[offset].tables, chunks[offset].facts)
     return chunks[0], size
+
+
+def _logged(root: Path, plan: SlicePlan, task: int) -> Share | None:
+    """What a task logged for the slice; None where a live batch is still to be read."""
+    path = log_path(root, plan.number, plan.generation, plan.attempt, task)
+    found = read_log(path)
+    if found is not None:
+        return Share(*found)
+    if plan.feed is Feed.LIVE:
+        return None
+    if plan.without_log is None or task in plan.without_log:
+        return _NOTHING  # its share of the batch was cut into fewer slices than another task's
+    raise StorageError(
+        f"the source log {path} of slice {plan.number} is missing; restore the directory from a "
+        "copy, or start with a new checkpoint directory",
+        path=str(path),
+    )
 
 
 def _read(request: SourceRequest, batches: Iterable[bytes]) -> dict[str, pa.Table]:
@@ -265,12 +280,7 @@ def run_replay_task(job: JobSpec, request: ReplayRequest, task: int) -> list[lis
     try:
         for slice_plan, logged_by in logs[task :: request.tasks]:
             number = slice_plan.number
-            found = read_log(
-                log_path(
-                    Path(job.root), number, slice_plan.generation, slice_plan.attempt, logged_by
-                )
-            )
-            share = Share(*found) if found is not None else _NOTHING
+            share = _logged(Path(job.root), slice_plan, logged_by) or _NOTHING
             replayed[(number, logged_by)] = share.facts["rows"]
             cuts = _cut(
                 job, request.run, nodes, plan.mapping, number, logged_by, share, plan.rebuilt

@@ -120,6 +120,11 @@ class AggregateState:
         return len(self._table) + sum(len(pairs) for pairs in self._pairs)
 
     @property
+    def due_us(self) -> int | None:
+        by_event = self.plan.ttl is None or self.plan.ttl.time is not None
+        return None if self._alarms is None or by_event else self._alarms.first
+
+    @property
     def nbytes(self) -> int:
         alarms = 0 if self._alarms is None else self._alarms.nbytes
         return self._table.nbytes + alarms + sum(pairs.nbytes for pairs in self._pairs)

@@ -52,7 +52,11 @@ class Stateless(Protocol):
 
 
 class State(Protocol):
-    """Keyed state of one operator in one partition, addressed by key group."""
+    """Keyed state of one operator in one partition, addressed by key group.
+
+    One that waits for moments of processing time has a property `due_us`: no key has anything to
+    do before it, None when no key waits.
+    """
 
     def install(self, change: Any) -> None:
         """Make a change computed by the kernel current. Cannot fail halfway."""

@@ -71,6 +71,11 @@ class DeadlineIndex:
         self._runs = [run for run in left if len(run)]
 
     @property
+    def first(self) -> int | None:
+        """The earliest deadline."""
+        return min((int(run.deadlines[0]) for run in self._runs), default=None)
+
+    @property
     def nbytes(self) -> int:
         return sum(24 * len(run) for run in self._runs)
 
@@ -115,6 +120,11 @@ class Alarms:
             self._index.remove(now)
         self._table.write(slots, {self._alarm: np.full(len(slots), NEVER)}, dirty=False)
         self.watch(slots)
+
+    @property
+    def first(self) -> int | None:
+        """No moment comes before this one; there may be none at it, since moments move away."""
+        return self._index.first
 
     @property
     def nbytes(self) -> int:

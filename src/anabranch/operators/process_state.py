@@ -58,6 +58,7 @@ class ProcessState:
         self.event = Alarms(self.table, EVENT_US, EVENT_ALARM)
         self.processing = Alarms(self.table, PROCESSING_US, PROCESSING_ALARM)
         self.ttl = None if ttl is None else ttl.alarms(self.table)
+        self._ttl_by_event = ttl is not None and ttl.time is not None
         self._alarms = [self.event, self.processing, *([] if self.ttl is None else [self.ttl])]
 
     def install(self, change: ProcessChange) -> None:
@@ -106,6 +107,12 @@ class ProcessState:
     @property
     def rows(self) -> int:
         return len(self.table)
+
+    @property
+    def due_us(self) -> int | None:
+        lives = [] if self.ttl is None or self._ttl_by_event else [self.ttl]
+        first = (alarms.first for alarms in (self.processing, *lives))
+        return min((at for at in first if at is not None), default=None)
 
     @property
     def nbytes(self) -> int:

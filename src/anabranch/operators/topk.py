@@ -56,6 +56,7 @@ class TopKState:
         moments = () if ttl is None else (ALARM,)
         self.lists = KeyLists(kernel.keys, *kernel.split(schema), key_groups, moments)
         self._alarms = None if ttl is None else ttl.alarms(self.lists.table)
+        self._by_event = ttl is None or ttl.time is not None
 
     def install(self, change: TopKChange) -> None:
         heads = self.lists.apply(change.lists)
@@ -87,6 +88,10 @@ class TopKState:
     @property
     def rows(self) -> int:
         return len(self.lists)
+
+    @property
+    def due_us(self) -> int | None:
+        return None if self._alarms is None or self._by_event else self._alarms.first
 
     @property
     def nbytes(self) -> int:

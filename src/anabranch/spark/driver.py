@@ -107,6 +107,7 @@ class JobDriver:
             config = ControlConfig(
                 checkpoint_interval_ms=self._config.checkpoint_interval_ms,
                 watermark_delays_us=self._parts.watermark_delays_us,
+                idle_timeouts_ms=self._parts.idle_timeouts_ms,
                 backups=backup_chains(plan, self._config.backups),
                 recovery_bound_s=None
                 if self._config.recovery_bound_ms is None

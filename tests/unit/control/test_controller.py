@@ -68,7 +68,8 @@ def test_a_batch_runs_is_journalled_exposed_and_finished_in_this_order() -> None
     assert run == RunSlice(SlicePlan(1, Feed.LIVE, 0, 0, None, 40, 1, False, 1), 0)
     staged = Staged("out", "w", 2, path="f")
     commands = play.ran(run, staged=(staged,))
-    written = record(1, generation=1, processing_ms=40, staged={"out": ["f"]}, mapping=1)
+    out = {"out": ["f"]}
+    written = record(1, generation=1, processing_ms=40, staged=out, mapping=1, chunks=[1])
     assert commands == [WriteSlice(written), ExposeSlice(written, (staged,)), FinishBatch(0)]
 
 

@@ -75,8 +75,30 @@ def test_a_missing_source_log_is_told(tmp_path: Path) -> None:
     comparison.feed(run, batch(0))
     run.kill()
     next((tmp_path / "source-log").glob("*/00000.log")).unlink()
-    with pytest.raises(StorageError, match=r"the source log of slice 1 has 1 rows .* says 7"):
+    with pytest.raises(StorageError, match=r"the source log .*/00000.log of slice 1 is missing"):
         LocalRun(comparison.topology(), tmp_path)
+
+
+def test_a_missing_source_log_of_a_later_slice_of_a_batch_is_told(tmp_path: Path) -> None:
+    comparison = Comparison(_simple())
+    run = LocalRun(comparison.topology(), tmp_path, max_rows_per_slice=4)
+    long, short = [(n, n) for n in range(7)], [(1, 1)]
+
+    def lose(step: str, tasks: int) -> None:
+        if (step, tasks) == ("source", 2):  # both have logged all slices of the batch
+            for log in (tmp_path / "source-log").glob("000000000003-*/00000.log"):
+                log.unlink()
+
+    run.nodes.before = lose
+    with pytest.raises(StorageError, match=r"the source log .*/00000.log of slice 3 is missing"):
+        run.feed([{"s": long}, {"s": short}])
+    newest = run.driver.controller.newest
+    assert newest is not None
+    assert (newest.number, list(newest.chunks)) == (2, [3, 0])
+    run.kill()
+    # The same after a restart in the middle of the batch.
+    with pytest.raises(StorageError, match=r"the source log .*/00000.log of slice 3 is missing"):
+        LocalRun(comparison.topology(), tmp_path).feed([], number=0)
 
 
 def test_an_operator_named_source_shares_a_sink_with_source_tasks(tmp_path: Path) -> None:
