@@ -10,9 +10,11 @@ from the recoveries that happen. So is how fast state is restored.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from anabranch.errors import PlanningError
 from anabranch.model.ids import PartitionId
@@ -58,7 +60,7 @@ class RecoveryBound:
         self._slice_s: float | None = None
         self._last_ms: int | None = None
         self._fixed_s = FIXED_S
-        self._job_s = 0.0  # of a slice, beside its work
+        self._jobs_s: deque[float] = deque(maxlen=PLAN_EVERY)  # of slices, beside their work
         self._restore_bytes_per_s = RESTORE_BYTES_PER_S
         self._since_plan = 0
         self._version = 0  # of the mapping that was planned for
@@ -69,8 +71,7 @@ class RecoveryBound:
     ) -> None:
         """Fold in the loads of one slice, which took so long in all."""
         worked = max((sum(x.cpu_s for x in r.partitions.values()) for r in reports), default=0.0)
-        rest = max(0.0, seconds - worked)
-        self._job_s += (SMOOTHING if self._measured else 1.0) * (rest - self._job_s)
+        self._jobs_s.append(max(0.0, seconds - worked))
         for report in reports:
             for partition, seen in report.partitions.items():
                 known = self._measured.setdefault(
@@ -115,6 +116,11 @@ class RecoveryBound:
         self._since_plan, self._version = 0, mapping.version
         self.choice = self._choose(mapping)
         return self.choice
+
+    @property
+    def _job_s(self) -> float:
+        """The median: a slice that has waited for something says nothing."""
+        return median(self._jobs_s) if self._jobs_s else 0.0
 
     def _choose(self, mapping: Mapping) -> BackupChoice:
         names = {str(p): p for p in mapping.owners}
