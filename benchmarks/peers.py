@@ -130,14 +130,29 @@ def traffic(spark: Any, directory: Path, shape: Shape) -> Any:
 
 
 def run_peer(
-    cluster: Any, spark: Any, frame: Any, out: Path, root: Path, shape: Shape, warmup: int
+    cluster: Any,
+    spark: Any,
+    frame: Any,
+    out: Path,
+    root: Path,
+    shape: Shape,
+    warmup: int,
+    mode: str = "append",
 ) -> Run:
-    """Write the query's rows to Parquet files until all that is there is processed."""
+    """Write the query's rows to Parquet files until all that is there is processed.
+
+    Spark's streaming file sink only appends; a query in update mode writes a directory per batch.
+    """
+
+    def write(batch: Any, number: int) -> None:
+        batch.write.parquet(str(out / f"batch={number}"))
+
+    writer = frame.writeStream.format("parquet").option("path", str(out))
+    if mode == "update":
+        writer = frame.writeStream.foreachBatch(write)
     query = (
-        frame.writeStream.format("parquet")
-        .option("path", str(out))
-        .option("checkpointLocation", str(root))
-        .outputMode("append")
+        writer.option("checkpointLocation", str(root))
+        .outputMode(mode)
         .trigger(availableNow=True)
         .start()
     )

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 from examples.word_count import word_count
 
@@ -33,6 +34,8 @@ SENTENCES = "ts timestamp, sentence string"
 LOCATIONS = "ts timestamp, vehicle long, seg long, speed double"
 INCIDENTS = "ts timestamp, seg long, kind string"
 SEGMENTS = 200
+KEYS, ITEMS = 10_000, 100  # of events
+REPEATED, REPEATED_WITHIN = 0.2, 1000  # share of events that come twice, and rows in between
 SIDES = ("ours", "theirs")
 WATCH_PAUSE_S = 0.05
 # Enough of Spark's progress reports for every batch of a run.
@@ -71,14 +74,19 @@ def _write(frame: pl.DataFrame, directory: Path, batch: int, files: int) -> None
         os.utime(path, (time.time(), START.timestamp() + number))
 
 
+def _zipf(rng: np.random.Generator, count: int, of: int) -> npt.NDArray[np.uint32]:
+    """Ranks of Zipf draws (exponent 1)."""
+    cumulative = np.cumsum(1 / np.arange(1, of + 1))
+    ranks = np.searchsorted(cumulative, rng.random(count) * cumulative[-1])
+    return np.asarray(ranks, dtype=np.uint32)
+
+
 def write_sentences(directory: Path, shape: Shape, vocabulary: int, seed: int = 1) -> Path:
     """Sentences of Zipf words (exponent 1), in the order of their event time."""
     rng = np.random.default_rng(seed)
-    cumulative = np.cumsum(1 / np.arange(1, vocabulary + 1))
     words = pl.Series([f"w{i}" for i in range(vocabulary)])
     for batch in range(shape.batches):
-        draws = rng.random(shape.rows * WORDS) * cumulative[-1]
-        ranks = np.searchsorted(cumulative, draws).astype(np.uint32)
+        ranks = _zipf(rng, shape.rows * WORDS, vocabulary)
         columns = [words.gather(ranks[i::WORDS]).alias(f"c{i}") for i in range(WORDS)]
         sentence = pl.DataFrame(columns).select(sentence=pl.concat_str(pl.all(), separator=" "))
         frame = sentence.select(_times(shape, batch, shape.rows), "sentence")
@@ -109,6 +117,30 @@ def write_traffic(directory: Path, shape: Shape, seed: int = 1) -> Path:
         )
         _write(locations, directory / "locations", batch, shape.files)
         _write(reported, directory / "incidents", batch, shape.files)
+    return directory
+
+
+def write_events(directory: Path, shape: Shape, seed: int = 1) -> Path:
+    """Events of Zipf keys in the order of their time; some have the id of one shortly before.
+
+    Times are whole milliseconds, as Spark's watermark is.
+    """
+    rng = np.random.default_rng(seed)
+    keys = pl.Series([f"key-{i}" for i in range(KEYS)])
+    for batch in range(shape.batches):
+        number = np.arange(batch * shape.rows, (batch + 1) * shape.rows)
+        back = rng.integers(1, REPEATED_WITHIN, shape.rows)
+        repeats = (rng.random(shape.rows) < REPEATED) & (number >= back)
+        frame = pl.DataFrame(
+            [
+                _times(shape, batch, shape.rows).dt.truncate("1ms"),
+                keys.gather(_zipf(rng, shape.rows, KEYS)).alias("key"),
+                pl.Series("item", rng.integers(0, ITEMS, shape.rows)),
+                pl.Series("value", rng.integers(0, 1 << 31, shape.rows)),
+                pl.Series("id", np.where(repeats, number - back, number)),
+            ]
+        )
+        _write(frame, directory, batch, shape.files)
     return directory
 
 
