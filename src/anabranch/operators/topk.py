@@ -45,6 +45,7 @@ from anabranch.operators.keyed_table import NEVER, Columns, Slots, no_slots
 from anabranch.operators.ttl import ALARM, TOUCHED, TOUCHED_PART, Ttl
 
 RANK = "rank"  # int64, from 1
+_SAMPLED = 8  # every so many rows are looked at for a bound
 
 
 class TopKState:
@@ -147,7 +148,9 @@ class TopK:
             table = with_columns(table, {n: t[members_of(groups)] for n, t in touches.items()})
         if groups.members is None:
             return table
-        order = self._ranked(groups.members, plain(table.column(self.by)))
+        values = plain(table.column(self.by))
+        rows = np.flatnonzero(self._may_rank(groups.members, values, groups.count))
+        order = rows[self._ranked(groups.members[rows], values[rows])]
         kept = order[positions(groups.members[order]) < self.k]
         kept = kept[np.lexsort((kept, groups.members[kept]))]
         return table.take(pa.array(kept))
@@ -221,6 +224,22 @@ class TopK:
         if self.descending:  # ~x reverses the order of integers without overflow
             values = -values if values.dtype.kind == "f" else ~values
         return np.lexsort((values, members))
+
+    def _may_rank(
+        self, members: npt.NDArray[np.int32], values: Values, keys: int
+    ) -> npt.NDArray[np.bool_]:
+        """Rows no worse than the k-th best of a sample of their key's rows: of a frequent key, few
+        need to be sorted. NaN compares as not worse, so it is never a bound that drops a row."""
+        some, owners = values[::_SAMPLED], members[::_SAMPLED]
+        order = self._ranked(owners, some)
+        bounds = order[positions(owners[order]) == self.k - 1]
+        known = np.zeros(keys, dtype=np.bool_)
+        known[owners[bounds]] = True
+        bound = np.zeros(keys, dtype=values.dtype)
+        bound[owners[bounds]] = some[bounds]
+        bound_of_row = bound[members]
+        worse = values < bound_of_row if self.descending else values > bound_of_row
+        return ~(worse & known[members])
 
     def _rows(self, state: TopKState, slots: Rows, table: pa.Table, order: Rows) -> pa.Table:
         """Rows `order` of the held ones followed by those of the slice."""

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import random
+from operator import itemgetter
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_runs import GROUPS, KernelRun, Row, plain_value
+from kernel_runs import GROUPS, KernelRun, Row, plain_value, rows_of
 
 import anabranch as ab
 from anabranch.errors import TopologyError
@@ -18,6 +20,7 @@ from anabranch.operators.topk import TopK
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("n", pa.int32())])
 nan = float("nan")
+first = itemgetter(0)
 
 
 def table_of(rows: list[Row]) -> pa.Table:
@@ -119,6 +122,27 @@ def test_combine_sends_at_most_k_rows_of_a_key() -> None:
     rows = [("b", 0.0, 1), ("a", 0.0, 1), ("a", 1.0, 9), ("a", 2.0, 9), ("b", 3.0, None)]
     sent = kernel.combine(0, table_of(rows))
     assert sent.column("x").to_pylist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("descending", [True, False])
+@pytest.mark.parametrize("by", ["x", "n"])
+def test_combine_of_many_rows_keeps_the_best(by: str, descending: bool) -> None:
+    """Many enough that most are dropped without being sorted; few values, so many ties."""
+    rng = random.Random(5)
+    numbers = [nan, nan, None, *range(-20, 20)]
+    rows = [
+        (f"k{int(rng.paretovariate(0.7)) % 50}", rng.choice(numbers), rng.choice(numbers[2:]))
+        for _ in range(3_000)
+    ]
+    kernel = TopK(("k",), 5, by, descending)
+    histories: dict[str | None, Numbered] = {}
+    for number, row in enumerate(rows):
+        histories.setdefault(row[0], []).append((number, row))
+    present = dict.fromkeys(k for k, *row in rows if row["xn".index(by)] is not None)
+    expected = [row for k in present for _, row in sorted(best(histories[k], kernel), key=first)]
+    assert rows_of(kernel.combine(0, table_of(rows))) == [
+        tuple(plain_value(v) for v in row) for row in expected
+    ]
 
 
 def test_topologies_with_rankings() -> None:
