@@ -28,8 +28,8 @@ from anabranch.api import Job, Topology
 from anabranch.cli.feeding import Feeder
 from anabranch.cli.meter import Meter
 from anabranch.cli.running import StopSignal, summarise, watch
-from anabranch.cli.sentences import Sentences
 from anabranch.errors import ConfigError, StorageError
+from anabranch.generators import Sentences
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.aggregates import Count
 from anabranch.operators.windows import WINDOW_START, tumbling
@@ -71,10 +71,11 @@ class SentenceWriter(Feeder):
     """Seeded sentences at a constant rate."""
 
     def __init__(self, directory: Path, duration_s: float, window_us: int) -> None:
-        sentences = Sentences(SEED)
+        sentences = Sentences(seed=SEED)
 
         def make(times_us: list[int]) -> pa.Table:
-            rows = [pa.array(times_us, pa.int64()), sentences.take(len(times_us))]
+            text = sentences.columns(self.rows, self.rows + len(times_us))
+            rows = [pa.array(times_us, pa.int64()), *text]
             return pa.table(rows, names=_FILE_SCHEMA.names).cast(_FILE_SCHEMA)
 
         def due_by(seconds: float) -> int:
