@@ -124,7 +124,10 @@ def play(
     # A host's thread may still write a checkpoint when the last step is done.
     with tempfile.TemporaryDirectory(prefix="anabranch-play-", ignore_cleanup_errors=True) as root:
         job = LocalJob(topology, Path(root), {**known, **(schemas or {})}, nodes)
-        return [job.step(step) for step in steps]
+        try:
+            return [job.step(step) for step in steps]
+        finally:
+            job.close()
 
 
 def _first_rows(steps: Sequence[Step]) -> dict[str, Rows]:
@@ -146,6 +149,7 @@ class LocalJob:
         self._root = root
         self._schemas = dict(schemas)
         self._now_ms = 0
+        self._lives: list[LocalNodes] = []
         self._start(topology, nodes)
 
     def _start(self, topology: Topology, nodes: int) -> None:
@@ -169,6 +173,7 @@ class LocalJob:
         united = united if len(ordered) > 1 else next(iter(ordered.values()))
         prepared = prepare(parts, RunConfig(self._root), ordered, united)
         self._nodes = LocalNodes(nodes, parts.plan.waves, prepared.spec, tuple(ordered), united)
+        self._lives.append(self._nodes)
         self.actions = Actions(self._root, prepared, self._sinks, clock=lambda: self._now_ms)
         past = self.actions.resume()
         config = ControlConfig(
@@ -229,6 +234,12 @@ class LocalJob:
         self.actions.close()
         return {n: self._rows(s, before) for n, s in self._sinks.items()}
 
+    def close(self) -> None:
+        """End as it is; when this returns, nothing is written to the directory any more."""
+        self.actions.close()
+        for nodes in self._lives:
+            nodes.close()
+
     def _feed(self, rows: Mapping[str, Rows]) -> None:
         unknown = [n for n in rows if n not in self._topology._sources]
         if unknown:
@@ -270,6 +281,7 @@ class LocalNodes:
         self._driver = uuid.uuid4().hex
         self._joined = 0
         self._hosts: dict[NodeId, Host] = {}
+        self._begun: list[Host] = []  # the dead among them
         self._dead: set[NodeId] = set()
         self.join(count)
 
@@ -282,6 +294,7 @@ class LocalNodes:
             self._joined += 1
             host = Host()
             host.adopt(_LOCAL, self._job)
+            self._begun.append(host)
             self._hosts[NodeId(str(self._joined))] = host
 
     def lose(self, count: int) -> None:
@@ -310,6 +323,11 @@ class LocalNodes:
     def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
         self._refuse_dead(nodes, None)
         return [self._hosts[n].poll(PollRequest("", run, n)) for n in nodes]
+
+    def close(self) -> None:
+        for host in self._begun:
+            host.close()
+            host.join()
 
     def forget(self) -> None:
         for host in self._hosts.values():

@@ -27,7 +27,8 @@ class CheckpointWriter:
         self._run = 0
         self._written: dict[tuple[PartitionId, int], CheckpointWritten] = {}
         self._failures: list[Failure] = []
-        threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+        self._thread.start()
 
     def begin(self, run: int) -> None:
         """Speak only of this run from now on: another's partitions may have the same names."""
@@ -40,6 +41,10 @@ class CheckpointWriter:
 
     def close(self) -> None:
         self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait until all that was queued before `close` is written."""
+        self._thread.join()
 
     def written(self) -> tuple[CheckpointWritten, ...]:
         """The newest durable files; repeated in every report, so none gets lost."""

@@ -109,6 +109,10 @@ class Host:
         for partition in self._partitions.values():
             partition.forget()
 
+    def join(self) -> None:
+        """Wait, after `close`, until nothing is written any more."""
+        self._writer.join()
+
     def warm(self, spec: bytes) -> None:
         """Load the job and run its chains once, on no rows."""
         job = pickle.loads(spec)
