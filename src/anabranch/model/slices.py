@@ -87,7 +87,7 @@ class SliceRecord:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SliceRecord:
-        return SliceRecord(**data)
+        return SliceRecord(**{**data, "chunks": tuple(data.get("chunks", ()))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Play:
     ) -> None:
         delays = {"s": 0} if timed else {}
         chosen = None if backups is None else frozenset(backups)
-        config = ControlConfig(interval, delays, chosen)
+        config = ControlConfig(interval, delays, backups=chosen)
         self.controller = Controller(plan or counting(), config, past or Past())
         self.nodes = tuple(nodes)
         self.checkpoints: dict[NodeId, tuple[CheckpointWritten, ...]] = {}

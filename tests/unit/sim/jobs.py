@@ -41,7 +41,7 @@ def line(
         {"s": tuple((k, 100 * b + i, t) for i, (k, _, t) in enumerate(batch["s"]))}
         for b, batch in enumerate(batches)
     )
-    return Workload(seed, plan, ControlConfig(interval_ms, {}, chosen), numbered, None)
+    return Workload(seed, plan, ControlConfig(interval_ms, backups=chosen), numbered, None)
 
 
 def run(seed: int, job: Workload | None = None, chances: Chances | None = None) -> Outcome:
