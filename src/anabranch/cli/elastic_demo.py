@@ -43,11 +43,11 @@ SECONDS = 80
 PROFILE = ((1.0, 0.25), (2.4, 0.35), (0.8, 0.40))
 WINDOW_S = 2
 HOT = 10
-SHARE = 0.2  # of a core, for the scores at the first rate
+SHARE = 0.1  # of a core, for the scores at the first rate
 ROWS_PER_TWEET = 0.4  # about hot topics
 MOST_TWEETS_PER_S = 10_000
 # The nodes share the cores of this machine, so they may not use as much as nodes of their own.
-AUTOSCALE = Autoscale(upper=0.3, lower=0.15, interval="4s", cool_down="8s", down_after="8s")
+AUTOSCALE = Autoscale(upper=0.2, lower=0.1, interval="4s", cool_down="8s", down_after="8s")
 WATCHED = "sentiment"
 
 
@@ -75,7 +75,7 @@ def sentiments(source: Path, hot_topics: Path, output: Path) -> Topology:
         .top_k("merge", HOT, by="n", ttl="1m", time="window_end")
     )
     about_hot = tagged.key_by("topic").join_windows(
-        "filter", hot.key_by("topic"), left=["user", "text"], right=["rank"]
+        "filter", hot.key_by("topic"), left=["user", "text"], right=["rank"], retain="10m"
     )
     hot.to("hot", Parquet(str(hot_topics)))
     scored = about_hot.key_by("user").process(WATCHED, _sentiment())
