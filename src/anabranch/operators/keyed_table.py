@@ -133,7 +133,7 @@ class KeyedTable:
         if not len(self):
             return found
         mask = np.uint64(len(self._index) - 1)
-        place = (first & mask).astype(np.int64)
+        place = ((first ^ second) & mask).astype(np.int64)
         rows = np.arange(len(first))
         while len(rows):
             slot = self._index[place]
@@ -278,7 +278,8 @@ class KeyedTable:
         and again must not leave a longer and longer chain behind."""
         mask = np.int64(len(self._index) - 1)
         slot = slots.astype(np.int32)
-        place = (self._first[slots] & np.uint64(mask)).astype(np.int64)
+        # Both words: rows of one key in a join differ in the second only, and would pile up.
+        place = ((self._first[slots] ^ self._second[slots]) & np.uint64(mask)).astype(np.int64)
         while len(slot):
             held = self._index[place]
             free = held == ABSENT
