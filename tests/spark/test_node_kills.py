@@ -84,7 +84,10 @@ class Running:
         below = watchdog.members(str(self.cluster.directory))
         mine = str(self.executor(node))
         for pid in below:
-            words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+            try:
+                words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has just ended
             if b"anabranch.node.server" in words and words[-2].decode() == mine:
                 return pid
         raise AssertionError(f"node {node} has no node process")
