@@ -16,7 +16,8 @@ from anabranch.spark.embedded import EmbeddedCluster
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", list(CASES) if LONG else ["sums"])
+@pytest.mark.skipif(not LONG, reason="each takes a minute or two")
+@pytest.mark.parametrize("name", list(CASES))
 def test_scaled_under_kills(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
