@@ -37,7 +37,6 @@ def test_scaled_up_and_down_under_kills(
     wait_for(lambda: len(running.mapping.partitions("sum")) == 2, 60)
     adjusted(running, "most", 1)
     running.end()
-    assert [a.what for a in running.job.adjustments if "sum from 3 to 6" in a.what]
 
 
 @pytest.mark.timeout(300)
