@@ -17,7 +17,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from jobs import final_values, numbers, read_output, stream, wait_for
+from jobs import LONG, final_values, numbers, read_output, stream, wait_for
 from pyspark.sql import SparkSession
 from test_node_kills import NODE_TIMEOUT_S, Running, disturbed
 
@@ -40,6 +40,7 @@ def processes_of(cluster: EmbeddedCluster, executor: int) -> list[int]:
     return sorted(below)
 
 
+@pytest.mark.skipif(not LONG, reason="stops a whole machine for many seconds")
 @pytest.mark.timeout(300)
 def test_a_node_that_was_cut_off_comes_back_and_is_refused(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
