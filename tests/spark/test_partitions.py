@@ -33,8 +33,11 @@ def processes_of(cluster: EmbeddedCluster, executor: int) -> list[int]:
     """The executor and all below it; its node process was started by one of them."""
     below = {executor}
     for pid in sorted(watchdog.members(str(cluster.directory))):
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+        except OSError:
+            continue  # it has just ended
         if int(stat[1]) in below or command.endswith(f"\0{executor}"):
             below.add(pid)
     return sorted(below)

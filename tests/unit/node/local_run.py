@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import anabranch as ab
 from anabranch.control.strategies import STRATEGIES
-from anabranch.driver.actions import NodesLostError
+from anabranch.driver.actions import NodesLostError, now_ms
 from anabranch.driver.preparing import JobParts, RunConfig
 from anabranch.errors import ClusterError
 from anabranch.model.events import StopRequested
@@ -296,7 +296,7 @@ class LocalRun:
         self.next_batch = number + 1
 
     def stop(self) -> None:
-        self.driver._handle(StopRequested(10**15))
+        self.driver._handle(StopRequested(now_ms()))
         self.driver._release()
 
     def kill(self) -> None:
