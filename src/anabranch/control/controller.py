@@ -13,6 +13,7 @@ in the same way at a cut, so that there is nothing to replay.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from anabranch.control.load import Load
 from anabranch.control.recovery import in_parts, plan_recovery, stage_of
 from anabranch.control.recovery_bound import RecoveryBound
 from anabranch.errors import (
+    AdjustmentError,
     AnabranchError,
     ClusterError,
     InvariantError,
@@ -545,11 +547,12 @@ class Controller:
         commands: list[Command] = [NoteDecision(decision, self._autoscaler.memory)]
         if decision.dry_run:
             return commands
-        for chain, parallelism in decision.parallelism.items():
-            self._wishes.scale(chain, parallelism, self.mapping)
-        if decision.drain is not None:
-            self._wishes.drain(decision.drain, self._nodes, self.load)
-            commands += self._released()
+        with contextlib.suppress(AdjustmentError):  # refused: the slice has happened all the same
+            for chain, parallelism in decision.parallelism.items():
+                self._wishes.scale(chain, parallelism, self.mapping)
+            if decision.drain is not None:
+                self._wishes.drain(decision.drain, self._nodes, self.load)
+                commands += self._released()
         if decision.add_nodes:
             commands.append(RequestNodes(decision.add_nodes))
         return commands

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anabranch.errors import AnabranchError
 from anabranch.model.ids import PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.node.messages import JobSpec
@@ -81,7 +80,8 @@ def _load(root: Path, wanted: list[_Prepared]) -> None:
         partition = prepared.partition
         owned = {g: p == partition.id.index for g, p in enumerate(prepared.groups)}
         prepared.failed = True
-        with contextlib.suppress(AnabranchError):
+        # Whatever it is, the installation meets it again and says it; a change must not wait.
+        with contextlib.suppress(Exception):
             partition.restore(root, prepared.files, owned)
             prepared.failed = False
         prepared.done.set()
