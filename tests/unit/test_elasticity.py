@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import anabranch as ab
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping, adjust, place
+from anabranch.node.partition import Partition
 from anabranch.testing import Drain, Idle, Join, LocalJob, Lose, Restart, Scale, Step, play
 
 KEYS = [f"k{n}" for n in range(20)]
@@ -288,3 +290,20 @@ def test_partitions_of_a_chain_spread_over_machines() -> None:
         for chain in ("c0", "c1"):
             machines = Counter(hosts[placed.owners[p].node] for p in placed.partitions(chain))
             assert machines["x"] - machines["y"] in (0, 1)
+
+
+def test_state_that_cannot_be_loaded_ahead_does_not_hold_a_change_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the loading thread meets: the installation loads the state itself."""
+    real = Partition.restore
+
+    def restore(self: Partition, *given: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("for once")
+        real(self, *given)
+
+    monkeypatch.setattr(Partition, "restore", restore)
+    steps: list[Step] = [feed(n) for n in range(4)]
+    outputs = play(topology(), [*steps[:2], Scale("sum", 4), *steps[2:]])
+    assert told(outputs, "sums") == told(play(topology(), steps), "sums")

@@ -10,7 +10,7 @@ from plays import FIRST, NEVER, NODES, THIRD, Play, counting
 from anabranch.control.autoscaler import Autoscale
 from anabranch.control.controller import ControlConfig, Controller, Past
 from anabranch.errors import AdjustmentError
-from anabranch.model.commands import Command, NoteDecision, RequestNodes, RunSlice
+from anabranch.model.commands import Command, NoteDecision, RequestNodes, RunSlice, WriteSlice
 from anabranch.model.events import BatchArrived, DrainRequested, Idled, ScaleRequested, SliceRan
 from anabranch.model.reports import PartitionReport, SourceReport
 
@@ -137,3 +137,19 @@ def test_a_drain_that_leaves_too_little_room_is_refused() -> None:
         play.slice()
     play.controller.handle(DrainRequested(FIRST, play.now_ms))
     assert play.controller.adjusting
+
+
+def test_a_refused_decision_does_not_take_the_slice_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AdjustmentError("no")
+
+    play = Busy()
+    for _ in range(6):
+        play.slice()
+    play.busy = 0.9
+    monkeypatch.setattr(play.controller._wishes, "scale", refuse)
+    commands = until_noted(play)
+    assert any(isinstance(c, WriteSlice) for c in commands)
+    assert not play.controller.adjusting
