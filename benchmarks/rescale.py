@@ -15,6 +15,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,9 @@ class Watch:
         newest = self.batches()[-SETTLE:]
         return len(newest) == SETTLE and all(b.lag < STEADY_S for b in newest)
 
+    def has_more_than(self, batches: int) -> bool:
+        return len(self.batches()) > batches
+
     def gap(self, since: float, until: float) -> float:
         """How much longer than usual nothing came out."""
         out = [b.committed for b in self.batches()]
@@ -258,7 +262,7 @@ def run_theirs(root: Path, keys: int, sizes: Sizes) -> list[Scaled]:
             spark._streamingCheckpointManager.repartition(str(root / "ck"), target)
             query = start(target)
             seen = len(watch.batches())
-            _await(lambda seen=seen: len(watch.batches()) > seen, 180.0)  # type: ignore[misc]
+            _await(partial(watch.has_more_than, seen), 180.0)
             done = time.time()
             _await(lambda: watch.steady, 60.0)
             gap = watch.gap(asked, time.time())
