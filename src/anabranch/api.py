@@ -175,6 +175,7 @@ class Topology:
         recovery_bound: Duration | None = None,
         node_timeout: Duration = "5s",
         autoscale: Autoscale | bool = False,
+        parallel_recovery: int = 1,
         drop_state: Sequence[str] = (),
         state_url: str | None = None,
         strategy: str = "ours",
@@ -190,6 +191,8 @@ class Topology:
         time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
         process is gone is noticed at once. With `autoscale`, the job measures its CPU and its
         slices and chooses the parallelism of its operators, and the nodes it asks for, by itself.
+        With a `parallel_recovery` of 2 or more, a lost partition of an operator that only sinks
+        read is rebuilt as so many, on as many nodes, until the next checkpoint makes them one.
         `drop_state` names operators that are not in the topology any more and whose state in the
         checkpoint is given up. With a `state_url` such as "s3://bucket/job", the files of state
         go there, to any store that fsspec knows; `checkpoint` keeps all the rest. `strategy` is
@@ -201,6 +204,11 @@ class Topology:
         if max_rows_per_slice is not None and max_rows_per_slice < 1:
             raise ConfigError(
                 f"max_rows_per_slice is {max_rows_per_slice}; give at least 1, or None for no limit"
+            )
+        if parallel_recovery < 1:
+            raise ConfigError(
+                f"parallel_recovery is {parallel_recovery}; give the number of partitions that a "
+                "lost one is rebuilt as, or 1 for no more than it was"
             )
         parts = JobParts(
             plan=self.plan(),
@@ -227,6 +235,7 @@ class Topology:
             else _positive_ms("recovery_bound", recovery_bound),
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
             autoscale=Autoscale() if autoscale is True else autoscale or None,
+            parallel_recovery=parallel_recovery,
             drop_state=tuple(drop_state),
             checkpoints=LOCAL if state_url is None else check_url(state_url),
             strategy=chosen,

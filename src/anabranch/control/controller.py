@@ -70,7 +70,7 @@ from anabranch.model.events import (
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Layout, Mapping, adjust, place, reassign
+from anabranch.model.mapping import Layout, Mapping, adjust, place, reassign, split
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -95,6 +95,8 @@ class ControlConfig:
     recovery_bound_s: float | None = None
     slice_interval_ms: int = 1_000
     autoscale: Autoscale | None = None
+    # A lost partition whose output goes to sinks only is rebuilt as so many, on as many nodes.
+    parallel_recovery: int = 1
     # For comparison with other systems: a slice that seals waits for its files; a loss takes every
     # partition back to the cut; it looks behind a scaling, which a rollback undoes.
     synchronous: bool = False
@@ -149,6 +151,8 @@ class Controller:
         self._wishes = Wishes(plan)
         self._change: Change | None = None  # of the mapping, on its way
         self._scaled: tuple[int, dict[str, int]] | None = None  # the cut of the last one, before it
+        self._last = frozenset(c.name for c in plan.node_chains if not c.outputs)
+        self._divided: dict[str, tuple[int, ...]] = {}  # by a recovery: key groups before it
         self._incarnations: dict[NodeId, str] = {}
         self._backed_from: dict[PartitionId, int] = {}  # first slice whose output is kept
         self._bound: RecoveryBound | None = None
@@ -220,7 +224,10 @@ class Controller:
                 return self._on_prepared(event)
             case ScaleRequested():
                 assert self.mapping is not None  # requests come to a job that runs
-                self._wishes.scale(event.operator, event.parallelism, self.mapping)
+                chain = self._wishes.chain_of(event.operator)
+                divided = chain in self._divided  # and shall be one again: this comes first
+                self._wishes.scale(event.operator, event.parallelism, self.mapping, anyway=divided)
+                self._divided.pop(chain, None)
                 self._change = None  # another one fulfils this, too
                 return self._go_on(event.now_ms)
             case DrainRequested():
@@ -325,6 +332,8 @@ class Controller:
         nodes = self._wishes.allowed(self._nodes)
         if self._config.behind_scaling:
             self._look_behind_scaling(nodes)
+        if self._config.parallel_recovery > 1:
+            self._divide(min(self._config.parallel_recovery, len(nodes)))
         return self._recover(self._lost, reassign(self.mapping, self._lost, nodes, self._hosts))
 
     def _look_behind_scaling(self, nodes: Sequence[NodeId]) -> None:
@@ -344,6 +353,29 @@ class Controller:
                     self._wishes.scale(chain, count, self.mapping)
         self._layout = self.mapping.groups
         self._layouts = dict.fromkeys(self._layouts, self._layout)
+
+    def _divide(self, ways: int) -> None:
+        """Parallel recovery: restore and replay a lost partition as several. The next cut makes
+        them one again.
+
+        Only where no other chain sees the order of its output: a slice that was cut short may
+        have been applied by a healthy partition, with rows in the order before.
+        """
+        assert self.mapping is not None
+        if self.mapping.groups != self._layout:
+            return  # slices of an older layout are replayed first
+        free = self._last - self._divided.keys()
+        lost = [p for p in self._lost if p.chain in free and not self._wishes.is_scaling(p.chain)]
+        before, self.mapping = self.mapping, split(self.mapping, lost, ways, self._epochs)
+        self._layout = self.mapping.groups
+        self._lost |= self.mapping.owners.keys() - before.owners.keys()
+        self._divided |= {c: g for c, g in before.groups.items() if g != self._layout[c]}
+
+    def _unite(self) -> None:
+        """After a cut, partitions that a recovery divided shall be one again."""
+        assert self.mapping is not None
+        for chain, groups in self._divided.items():
+            self._wishes.scale(chain, max(groups) + 1, self.mapping)
 
     def _may_try_again(self) -> bool:
         self._tries += 1
@@ -433,14 +465,15 @@ class Controller:
         records = tuple(self._slices.records)
         used = {r.mapping for r in records} | {self.mapping.version}
         self._layouts = {v: x for v, x in self._layouts.items() if v in used}
-        others = {v: x for v, x in self._layouts.items() if x != self._layout}
+        layout = {**self._layout, **self._divided}  # a restart need not divide anything
+        others = {v: x for v, x in self._layouts.items() if x != layout}
         return WriteHead(
             ledger.cut,
             ledger.previous,
             records,
             self.mapping,
             dict(self._epochs),
-            self._layout,
+            layout,
             others,
         )
 
@@ -529,6 +562,7 @@ class Controller:
             before = self.mapping
             self._scaled = newest, {c: len(before.partitions(c)) for c in before.groups}
             self._layout = change.mapping.groups
+            self._divided = {c: g for c, g in self._divided.items() if g != self._layout[c]}
             return self._recover(change.moved, change.mapping, change.what)
         if change.prepared and ledger.sealed_slice == newest:
             return [PollNodes()]
@@ -537,7 +571,8 @@ class Controller:
     def _autoscale(self, now_ms: int) -> list[Command]:
         """End a measurement when it is time to; what the autoscaler makes of it becomes a wish."""
         measured = self.load.measure(now_ms)
-        ready = self.phase is Phase.RUNNING and self._change is None and not self._wishes.wanted
+        settled = self._change is None and not self._wishes.wanted and not self._divided
+        ready = self.phase is Phase.RUNNING and settled
         if not measured or not ready or self._autoscaler is None or self.mapping is None:
             return []
         nodes = self._wishes.allowed(self._nodes)
@@ -800,6 +835,7 @@ class Controller:
             return []
         start = self._checkpoints.replay_from
         self._slices.trim(start)
+        self._unite()
         return [self._head(), TrimStorage(start, self._checkpoints.keep_files)]
 
     def _fail(self, error: AnabranchError) -> list[Command]:

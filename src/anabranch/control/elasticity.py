@@ -56,7 +56,10 @@ class Wishes:
             )
         return next(c.name for c in chains if not c.is_source)
 
-    def scale(self, operator: str, parallelism: int, mapping: Mapping) -> None:
+    def scale(
+        self, operator: str, parallelism: int, mapping: Mapping, anyway: bool = False
+    ) -> None:
+        """`anyway`: though another parallelism is wanted already, or it is what a recovery made."""
         chain = self.chain_of(operator)
         groups = self._plan.topology.key_groups
         if parallelism < 1:
@@ -69,11 +72,11 @@ class Wishes:
                 "key groups, and a partition needs at least one"
             )
         under_way = self._parallelism.get(chain)
-        if under_way not in (None, parallelism):
+        if under_way not in (None, parallelism) and not anyway:
             raise AdjustmentError(
                 f"{operator!r} is being scaled to {under_way} already; wait until that is done"
             )
-        if under_way is not None or parallelism != len(mapping.partitions(chain)):
+        if anyway or under_way or parallelism != len(mapping.partitions(chain)):
             self._parallelism[chain] = parallelism
 
     def drain(self, node: NodeId, nodes: Sequence[NodeId], load: Load) -> None:
@@ -94,6 +97,9 @@ class Wishes:
                 f"{busy:.0%} of their CPU, and {DRAIN_LIMIT:.0%} is the limit; add one first"
             )
         self.drained.add(node)
+
+    def is_scaling(self, chain: str) -> bool:
+        return chain in self._parallelism
 
     @property
     def wanted(self) -> bool:

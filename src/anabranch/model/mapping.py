@@ -145,6 +145,28 @@ def reassign(
     return Mapping(mapping.version + 1, mapping.groups, owners, _nodes_of(owners, nodes))
 
 
+def split(
+    mapping: Mapping, lost: Iterable[PartitionId], ways: int, epochs: MappingOf[PartitionId, int]
+) -> Mapping:
+    """Lost partitions as up to so many each, with a part of its key groups; none has an owner that
+    lives. The new ones are numbered after those that are there, so nobody else is touched."""
+    groups = {c: list(g) for c, g in mapping.groups.items()}
+    owners = dict(mapping.owners)
+    for partition in sorted(lost):
+        layout = groups[partition.chain]
+        mine = [g for g, index in enumerate(layout) if index == partition.index]
+        parts = min(ways, len(mine))
+        first = max(layout)  # the share that stays is number 0
+        for place, part in enumerate(even_groups(len(mine), parts)):
+            if part:
+                layout[mine[place]] = first + part
+        for index in range(first + 1, first + parts):
+            new = PartitionId(partition.chain, index)
+            owners[new] = Ownership(mapping.owners[partition].node, epochs.get(new, 0))
+    frozen = {c: tuple(g) for c, g in groups.items()}
+    return Mapping(mapping.version, frozen, owners, mapping.nodes)
+
+
 def adjust(
     mapping: Mapping,
     parallelism: MappingOf[str, int],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from anabranch.model.events import DrainRequested, ScaleRequested
 from anabranch.model.ids import NodeId
-from anabranch.model.mapping import Mapping
+from anabranch.model.mapping import Mapping, even_groups
 from anabranch.sim.workload import Workload
 from anabranch.sim.world import World
 
@@ -63,7 +63,7 @@ class Requests:
 
     def journalled(self, mapping: Mapping) -> None:
         """What the mapping fulfils is done."""
-        self.scalings = {c: n for c, n in self.scalings.items() if _parallelism(mapping, c) != n}
+        self.scalings = {c: n for c, n in self.scalings.items() if not _evenly(mapping, c, n)}
 
     def gone(self, nodes: tuple[NodeId, ...]) -> None:
         self.drains -= set(nodes)
@@ -73,5 +73,7 @@ class Requests:
         return found[0] if found else None
 
 
-def _parallelism(mapping: Mapping, chain: str) -> int:
-    return max(mapping.groups[chain]) + 1
+def _evenly(mapping: Mapping, chain: str, parallelism: int) -> bool:
+    """Not as a recovery divided it."""
+    groups = mapping.groups[chain]
+    return groups == even_groups(len(groups), parallelism)

@@ -102,6 +102,7 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         backups=dice.choice((None, frozenset(), chosen, chosen)),
         synchronous=dice.random() < 0.1,
         rollback=dice.random() < 0.05,
+        parallel_recovery=dice.choice((1, 1, 2, 3)),
     )
     return Workload(
         seed=seed,

@@ -114,6 +114,7 @@ class JobDriver:
                 else self._config.recovery_bound_ms / 1000,
                 slice_interval_ms=self._config.slice_interval_ms,
                 autoscale=self._config.autoscale,
+                parallel_recovery=self._config.parallel_recovery,
                 synchronous=self._config.strategy.synchronous,
                 rollback=self._config.strategy.rollback,
                 behind_scaling=self._config.strategy.behind_scaling,

@@ -44,6 +44,11 @@ def line(
     return Workload(seed, plan, ControlConfig(interval_ms, backups=chosen), numbered, None)
 
 
+def divided(job: Workload) -> Workload:
+    """Lost partitions are rebuilt as two."""
+    return replace(job, config=replace(job.config, parallel_recovery=2))
+
+
 def run(seed: int, job: Workload | None = None, chances: Chances | None = None) -> Outcome:
     if chances is None:
         return simulate(seed, job)
@@ -90,6 +95,10 @@ DIRECTED: dict[str, tuple[Workload, Chances]] = {
     "replaced_process_without_partitions_ignored": (
         line(sources_shown=True),
         replace(CRASHES, strikes={"replace": 1.0}),
+    ),
+    "operator_divided_whose_order_others_see": (
+        divided(line("a", "b", "c")),
+        CRASHES,
     ),
     "staged_rows_of_two_attempts_in_one_place": (
         line("a", sources_shown=True),

@@ -584,3 +584,29 @@ def change_made_that_a_drain_came_after(patch: pytest.MonkeyPatch) -> None:
 def change_counts_on_a_node_that_is_gone(patch: pytest.MonkeyPatch) -> None:
     """Found by the simulator, mended since."""
     keep_the_change(patch, NodesLost)
+
+
+# -- parallel recovery ----------------------------------------------------------------------------
+
+
+@plant
+def operator_divided_whose_order_others_see(patch: pytest.MonkeyPatch) -> None:
+    real = Controller._divide
+
+    def divide(self: Controller, ways: int) -> None:
+        self._last = frozenset(c.name for c in self._plan.node_chains)
+        real(self, ways)
+
+    patch.setattr(Controller, "_divide", divide)
+
+
+@plant
+def divided_partition_left_out_of_the_recovery(patch: pytest.MonkeyPatch) -> None:
+    real = Controller._divide
+
+    def divide(self: Controller, ways: int) -> None:
+        lost = self._lost
+        real(self, ways)
+        self._lost = lost
+
+    patch.setattr(Controller, "_divide", divide)
