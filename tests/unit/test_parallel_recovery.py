@@ -31,13 +31,14 @@ def partitions(job: LocalJob, chain: str) -> list[PartitionId]:
     return job.controller.mapping.partitions(chain)
 
 
-def lose(job: LocalJob, chain: str) -> None:
+def lose(job: LocalJob, chain: str) -> NodeId:
     """The node that has the chain's first partition dies; the next step meets it."""
     mapping = job.controller.mapping
     assert mapping is not None
     victim = mapping.owners[PartitionId(chain, 0)].node
     job._nodes._hosts.pop(victim).close()
     job._nodes._dead.add(victim)
+    return victim
 
 
 def until_one(job: LocalJob) -> list[dict[str, pl.DataFrame]]:

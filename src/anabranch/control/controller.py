@@ -70,7 +70,7 @@ from anabranch.model.events import (
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Layout, Mapping, adjust, place, reassign, split
+from anabranch.model.mapping import Layout, Mapping, adjust, place, promote, reassign, split
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -102,6 +102,7 @@ class ControlConfig:
     synchronous: bool = False
     rollback: bool = False
     behind_scaling: bool = False
+    copies: bool = False  # of every partition, on another node
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,10 @@ class Controller:
         self._epochs = dict(past.epochs)  # every one ever given out: none comes again
         self._layout: Layout = {}  # that holds when nothing is being recovered
         self._layouts = {r.mapping: past.layouts.get(r.mapping, past.groups) for r in past.slices}
-        self._wishes = Wishes(plan)
+        # Where rows may come out differently, a copy would not be one.
+        self._wishes = Wishes(plan, config.copies and plan.repeatable)
+        self._copied_from: dict[PartitionId, int] = {}  # first slice that the copy applied
+        self._promoted: frozenset[PartitionId] = frozenset()  # copies that take over just now
         self._change: Change | None = None  # of the mapping, on its way
         self._scaled: tuple[int, dict[str, int]] | None = None  # the cut of the last one, before it
         self._last = frozenset(c.name for c in plan.node_chains if not c.outputs)
@@ -284,7 +288,14 @@ class Controller:
         for node in found:
             self._incarnations.pop(node, None)
         lost = frozenset(p for p, o in self.mapping.owners.items() if o.node in found)
+        self._drop_copies(p for p, n in self.mapping.copies.items() if n in found)
         return self._reassign(lost, anyway=True)
+
+    def _drop_copies(self, partitions: Iterable[PartitionId]) -> None:
+        assert self.mapping is not None
+        gone = frozenset(partitions)
+        copies = {p: n for p, n in self.mapping.copies.items() if p not in gone}
+        self.mapping = replace(self.mapping, copies=copies)
 
     def _interrupt(self, logged: int | None) -> None:
         """The slice in hand did not happen; it runs again after the recovery.
@@ -312,11 +323,15 @@ class Controller:
         nodes must hear of the job `anyway`."""
         assert self.mapping is not None
         self._lost |= lost
+        if self._recovery is not None:
+            self._drop_copies(self._recovery.copied)  # cut short, it may have made them or not
         if not self._lost and not anyway and set(self.mapping.nodes) <= set(self._nodes):
             return []
         if self._config.rollback or not self._plan.repeatable:
             # Rows produced once more may be others: everything goes back to the cut together.
             self._lost = frozenset(self.mapping.owners)
+        else:
+            self._promote(self._wishes.allowed(self._nodes))
         if not self._nodes:
             self.phase = Phase.WAITING
             return [AwaitNodes()]
@@ -335,6 +350,14 @@ class Controller:
         if self._config.parallel_recovery > 1:
             self._divide(min(self._config.parallel_recovery, len(nodes)))
         return self._recover(self._lost, reassign(self.mapping, self._lost, nodes, self._hosts))
+
+    def _promote(self, nodes: Sequence[NodeId]) -> None:
+        """Copies take the place of lost partitions: as they are, they have applied every slice."""
+        assert self.mapping is not None
+        self.mapping, found = promote(self.mapping, self._lost, nodes)
+        self._backed_from |= {p: self._copied_from[p] for p in found}
+        self._promoted = (self._promoted - self._lost) | found
+        self._lost -= found
 
     def _look_behind_scaling(self, nodes: Sequence[NodeId]) -> None:
         """As systems do whose checkpoints know nothing of a scaling: from the cut before it and,
@@ -382,7 +405,11 @@ class Controller:
         return self._tries <= MAX_TRIES
 
     def _recover(
-        self, lost: frozenset[PartitionId], mapping: Mapping, adjustment: str = ""
+        self,
+        lost: frozenset[PartitionId],
+        mapping: Mapping,
+        adjustment: str = "",
+        copied: frozenset[PartitionId] = frozenset(),
     ) -> list[Command]:
         """Restore `lost` from the newest cut that has not proved unreadable, and replay.
 
@@ -399,14 +426,17 @@ class Controller:
         if mapping.groups != layout:
             nodes, version = self._wishes.allowed(self._nodes), mapping.version + 1
             mapping = place(self._plan, nodes, version, self._epochs, layout, self._hosts)
-            lost = frozenset(mapping.owners)
+            lost, self._promoted = frozenset(mapping.owners), frozenset()
+        if not lost and not more:
+            records = ()
         self.mapping, self._lost = mapping, lost
+        self._copied_from |= dict.fromkeys(copied, start)
         self._layouts[mapping.version] = mapping.groups
         self._change = None  # begins again, if it is still wanted
         self._epochs |= {p: o.epoch for p, o in mapping.owners.items()}
         self.frontier |= dict.fromkeys(lost, start)
         self.frontier = {p: n for p, n in self.frontier.items() if p in mapping.owners}
-        self._checkpoints.installed(lost, mapping)
+        self._checkpoints.installed(lost | self._promoted, mapping)
         self._parts = list(in_parts(records))
         first = self._replayed(self._parts.pop(0))
         self._recovery = plan_recovery(
@@ -417,6 +447,8 @@ class Controller:
             first,
             lambda p: self._has_backups(p, start),
             self._backups(),
+            copied,
+            self._promoted,
         )
         more = bool(self._parts)
         self._recovery = replace(self._recovery, adjustment=adjustment, more=more)
@@ -480,14 +512,15 @@ class Controller:
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
         """A torn checkpoint is skipped: the cut before it and a longer replay give the same.
 
-        It may be a shadow's, and so a healthy partition's, whose later deltas would be of no use:
-        these partitions are taken for lost as well, and begin with full checkpoints.
+        It may be a shadow's or a copy's, and so a healthy partition's, whose later deltas would be
+        of no use: these partitions are taken for lost as well, and begin with full checkpoints.
         """
         if self._checkpoints.cut is not None:
             self._checkpoints.fall_back()
             if self._slices.reaches(self._checkpoints.cut_slice):
-                shadows = self._recovery.shadows if self._recovery else frozenset()
-                return self._reassign(shadows, anyway=True)
+                plan = self._recovery
+                healthy = plan.shadows | plan.copied if plan else frozenset()
+                return self._reassign(healthy, anyway=True)
         return self._fail(event.error)
 
     def _on_recovered(self, event: PartitionsRecovered) -> list[Command]:
@@ -499,8 +532,11 @@ class Controller:
             return self._on_replaced(replaced, None)
         when = f"replay of slices {plan.first} to {plan.next_slice - 1}"
         error = _first_failure(event.reports, when, plan.next_slice - 1)
-        if error is None and (_lacking(event.reports) or self._silent(event.reports)):
-            return self._reassign(frozenset(), anyway=True)
+        silent = self._silent(event.reports)
+        lacking = _lacking(event.reports)
+        if error is None and (lacking or silent):
+            self._drop_copies(lacking)
+            return self._reassign(silent, anyway=True)
         if error is None and plan.reads_log:
             error = self._slices.refuse_incomplete(plan.slices, event.reports)
         if error is not None:
@@ -520,6 +556,7 @@ class Controller:
             replayed = plan.next_slice - 1 - plan.cut
             self._bound.recovered(seconds, plan.restored, replayed, event.reports)
         self._recovery, self._lost, self._lost_ms = None, frozenset(), None
+        self._promoted = frozenset()
         self.phase = Phase.RUNNING
         commands = self._on_reports(event.reports) + self._released()
         return commands + self._go_on(event.now_ms)
@@ -530,7 +567,8 @@ class Controller:
         assert self._recovery is not None
         epochs = {p: x.epoch for r in reports for p, x in r.partitions.items()}
         owners = self._recovery.mapping.owners
-        return frozenset(p for p in self._lost if epochs.get(p) != owners[p].epoch)
+        expected = self._lost | self._promoted
+        return frozenset(p for p in expected if epochs.get(p) != owners[p].epoch)
 
     def _replaced(self, reports: Sequence[NodeReport]) -> list[NodeId]:
         """Nodes whose process is another one than before: it has lost its partitions."""
@@ -563,7 +601,7 @@ class Controller:
             self._scaled = newest, {c: len(before.partitions(c)) for c in before.groups}
             self._layout = change.mapping.groups
             self._divided = {c: g for c, g in self._divided.items() if g != self._layout[c]}
-            return self._recover(change.moved, change.mapping, change.what)
+            return self._recover(change.moved, change.mapping, change.what, change.copied)
         if change.prepared and ledger.sealed_slice == newest:
             return [PollNodes()]
         return []
@@ -601,13 +639,19 @@ class Controller:
     def _installing(self, change: Change) -> RecoveryPlan:
         nothing_kept = lambda _: False  # noqa: E731 - and nothing is replayed either
         return plan_recovery(
-            self._plan, change.mapping, change.moved, self._checkpoints.cut, (), nothing_kept
+            self._plan,
+            change.mapping,
+            change.moved,
+            self._checkpoints.cut,
+            (),
+            nothing_kept,
+            copied=change.copied,
         )
 
     def _on_prepared(self, event: PartitionsPrepared) -> list[Command]:
         if self._change is not None:
-            ready = {p for r in event.reports for p in r.prepared}
-            self._change.prepared = self._change.moved <= ready
+            ready = {(r.node, p) for r in event.reports for p in r.prepared}
+            self._change.prepared = self._change.loaded <= ready
         return self._go_on(event.now_ms)
 
     @property
@@ -779,6 +823,7 @@ class Controller:
             )
         self._interrupt(event.source_tasks)
         lost = frozenset(p for r in event.reports for p in r.not_hosted)
+        self._drop_copies(lost)  # it may be the copy that is not there
         return self._reassign(lost) or self._go_on(event.now_ms)
 
     def _on_poll(self, event: NodesPolled) -> list[Command]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from anabranch.control.load import DRAIN_LIMIT, Load
 from anabranch.errors import AdjustmentError
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, adjust
+from anabranch.model.mapping import Mapping, adjust, copied
 from anabranch.model.plan import Plan
 
 
@@ -28,15 +28,23 @@ class Change:
     mapping: Mapping  # after it
     moved: frozenset[PartitionId]  # installed anew by it
     what: str
+    copied: frozenset[PartitionId] = frozenset()  # get a copy
     prepared: bool = False
     asked: int = -1  # the slice after which the nodes were asked last
+
+    @property
+    def loaded(self) -> set[tuple[NodeId, PartitionId]]:
+        """What has to be loaded, and where."""
+        owners, copies = self.mapping.owners, self.mapping.copies
+        return {(owners[p].node, p) for p in self.moved} | {(copies[p], p) for p in self.copied}
 
 
 class Wishes:
     """What the mapping shall become. Requests are refused here, with a sentence."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, copies: bool = False) -> None:
         self._plan = plan
+        self._copies = copies  # of every partition
         self._parallelism: dict[str, int] = {}
         self.drained: set[NodeId] = set()
         self._spread = False
@@ -127,15 +135,22 @@ class Wishes:
     ) -> Change | None:
         """The change of the mapping that fulfils everything; None when there is nothing to do."""
         leaving = self.drained & set(mapping.nodes)
-        if not (self._parallelism or leaving or self._spread):
+        allowed = self.allowed(nodes)
+        uncopied = self._copies and len(allowed) > 1 and len(mapping.copies) < len(mapping.owners)
+        if not (self._parallelism or leaving or self._spread or uncopied):
             return None
-        after = adjust(mapping, self._parallelism, self.allowed(nodes), epochs, hosts)
+        after = adjust(mapping, self._parallelism, allowed, epochs, hosts)
+        if self._copies:
+            after = copied(after, allowed, hosts)
         moved = frozenset(p for p, o in after.owners.items() if mapping.owners.get(p) != o)
+        new = frozenset(
+            p for p, n in after.copies.items() if p in moved or mapping.copies.get(p) != n
+        )
         same = after.owners.keys() == mapping.owners.keys() and after.nodes == mapping.nodes
-        if not moved and same:
+        if not moved and not new and same:
             self.done()
             return None
-        return Change(after, moved, self._said(mapping, after, leaving))
+        return Change(after, moved, self._said(mapping, after, leaving), new)
 
     def done(self) -> None:
         """The mapping is as it was wanted."""
@@ -151,4 +166,6 @@ class Wishes:
         new = [n for n in after.nodes if n not in before.nodes]
         if new:
             parts.append(f"partitions moved to node {', '.join(new)}")
+        if len(after.copies) > len(before.copies):
+            parts.append(f"copies of {len(after.copies) - len(before.copies)} partitions made")
         return "; ".join(parts) or "partitions spread over the nodes"

@@ -32,6 +32,8 @@ def plan_recovery(
     slices: Sequence[SlicePlan],
     has_backups: Callable[[PartitionId], bool],
     backups: frozenset[PartitionId] | None = None,
+    copied: frozenset[PartitionId] = frozenset(),
+    promoted: frozenset[PartitionId] = frozenset(),
 ) -> RecoveryPlan:
     """Walk from the last wave to the first: who needs input again, and who can give it."""
     shadows: set[PartitionId] = set()
@@ -50,13 +52,15 @@ def plan_recovery(
     return RecoveryPlan(
         mapping=mapping,
         cut=cut.slice if cut else 0,
-        files={p: files_of(p, mapping, cut) for p in lost | shadows},
+        files={p: files_of(p, mapping, cut) for p in lost | shadows | copied},
         restored=lost,
         shadows=frozenset(shadows),
         senders=frozenset(senders),
         slices=tuple(slices),
         backups=backups,
         reads_log=reads_log and bool(slices),
+        copied=copied,
+        promoted=promoted,
     )
 
 

@@ -1,7 +1,6 @@
 """Other systems' ways to survive a loss (paper 000, table 3), as settings of the same machinery.
 
-For experiments: same detector, same data plane, no artificial sleeps. Active replication (AR)
-would process everything twice; it is not among them.
+For experiments: same detector, same data plane, no artificial sleeps.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ class Strategy:
     rollback: bool = False  # every partition goes back to the cut, not only the lost ones
     # A loss after a scaling goes back to the checkpoint before it; a rollback undoes it, too.
     behind_scaling: bool = False
+    copies: bool = False  # every partition has a copy on another node, which takes its place
 
 
 STRATEGIES = {
@@ -29,4 +29,6 @@ STRATEGIES = {
     "SB": Strategy(checkpoints=False, backups=False),  # … from the sources
     # As Spark Streaming does.
     "SC": Strategy(backups=False, synchronous=True, rollback=True, behind_scaling=True),
+    # Active replication: everything is sent and computed twice.
+    "AR": Strategy(checkpoints=False, backups=False, copies=True),
 }

@@ -326,6 +326,7 @@ class Actions:
         recovery = Recovery(
             nodes=self._lost,
             partitions=tuple(sorted(plan.restored)),
+            promoted=tuple(sorted(plan.promoted)),
             shadows=len(plan.shadows),
             from_slice=plan.cut,
             to_slice=plan.next_slice - 1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.errors import ClusterError
@@ -31,17 +31,23 @@ class Ownership:
 class Mapping:
     """`groups[chain][g]` is the partition of key group g; `owners` says where partitions live.
 
-    `nodes` are those a wave runs on: the owners, or any one where there are no partitions.
+    `nodes` are those a wave runs on: the owners, or any one where there are no partitions, and
+    those that have a copy of a partition (active replication), which applies all it does.
     """
 
     version: int
     groups: Layout
     owners: MappingOf[PartitionId, Ownership]
     nodes: tuple[NodeId, ...]
+    copies: MappingOf[PartitionId, NodeId] = field(default_factory=dict)
 
     def hosted_by(self, node: NodeId) -> dict[PartitionId, int]:
         """The partitions of a node and their epochs."""
         return {p: o.epoch for p, o in self.owners.items() if o.node == node}
+
+    def copied_by(self, node: NodeId) -> dict[PartitionId, int]:
+        """The partitions that a node has a copy of, and the epochs of their owners."""
+        return {p: self.owners[p].epoch for p, n in self.copies.items() if n == node}
 
     def partitions(self, chain: str) -> list[PartitionId]:
         return [p for p in self.owners if p.chain == chain]
@@ -85,9 +91,12 @@ def place(
 
 
 def _nodes_of(
-    owners: MappingOf[PartitionId, Ownership], nodes: Sequence[NodeId]
+    owners: MappingOf[PartitionId, Ownership],
+    nodes: Sequence[NodeId],
+    copies: MappingOf[PartitionId, NodeId] | None = None,
 ) -> tuple[NodeId, ...]:
-    return tuple(dict.fromkeys(o.node for o in owners.values())) or (nodes[0],)
+    used = [o.node for o in owners.values()] + list((copies or {}).values())
+    return tuple(dict.fromkeys(used)) or (nodes[0],)
 
 
 class _Loads:
@@ -142,7 +151,41 @@ def reassign(
         owners[partition] = Ownership(node, mapping.owners[partition].epoch + 1)
         loads.add(partition, node)
     owners = {p: owners[p] for p in mapping.owners}
-    return Mapping(mapping.version + 1, mapping.groups, owners, _nodes_of(owners, nodes))
+    copies = {p: n for p, n in mapping.copies.items() if n in nodes and p not in gone}
+    used = _nodes_of(owners, nodes, copies)
+    return Mapping(mapping.version + 1, mapping.groups, owners, used, copies)
+
+
+def promote(
+    mapping: Mapping, lost: Iterable[PartitionId], nodes: Sequence[NodeId]
+) -> tuple[Mapping, frozenset[PartitionId]]:
+    """Copies on `nodes` take the place of lost partitions; those whose copies do."""
+    found = {p: n for p in lost if (n := mapping.copies.get(p)) in nodes and n is not None}
+    owners = {
+        p: Ownership(found[p], o.epoch + 1) if p in found else o for p, o in mapping.owners.items()
+    }
+    copies = {p: n for p, n in mapping.copies.items() if p not in found}
+    return replace(mapping, owners=owners, copies=copies), frozenset(found)
+
+
+def copied(
+    mapping: Mapping, nodes: Sequence[NodeId], hosts: MappingOf[NodeId, str] | None = None
+) -> Mapping:
+    """A copy of every partition on another node than its own, on another machine if there is one;
+    copies that are there stay."""
+    machine = {n: (hosts or {}).get(n, n) for n in nodes}
+    copies = dict(mapping.copies)
+    count: dict[NodeId, int] = dict.fromkeys(nodes, 0)
+    for node in (*(o.node for o in mapping.owners.values()), *copies.values()):
+        count[node] = count.get(node, 0) + 1
+    for partition, owner in mapping.owners.items():
+        others = [n for n in nodes if n != owner.node]
+        if partition not in copies and others:
+            home = machine.get(owner.node)
+            best = min(others, key=lambda n: (machine[n] == home, count[n]))
+            copies[partition] = best
+            count[best] += 1
+    return replace(mapping, copies=copies, nodes=_nodes_of(mapping.owners, nodes, copies))
 
 
 def split(
@@ -164,7 +207,7 @@ def split(
             new = PartitionId(partition.chain, index)
             owners[new] = Ownership(mapping.owners[partition].node, epochs.get(new, 0))
     frozen = {c: tuple(g) for c, g in groups.items()}
-    return Mapping(mapping.version, frozen, owners, mapping.nodes)
+    return replace(mapping, groups=frozen, owners=owners)
 
 
 def adjust(
@@ -203,7 +246,11 @@ def adjust(
         else Ownership(node, epochs.get(p, 0) + 1)
         for p, node in placed.items()
     }
-    return Mapping(mapping.version + 1, groups, owners, _nodes_of(owners, nodes))
+    copies = {
+        p: n for p, n in mapping.copies.items() if n in nodes and owners.get(p) == mapping.owners[p]
+    }
+    used = _nodes_of(owners, nodes, copies)
+    return Mapping(mapping.version + 1, groups, owners, used, copies)
 
 
 def _unchanged(partition: PartitionId, node: NodeId, before: Mapping, groups: Layout) -> bool:

@@ -34,6 +34,8 @@ class RecoveryPlan:
     part: int = 0
     more: bool = False  # parts follow
     adjustment: str = ""  # what is adjusted, where nothing was lost
+    copied: frozenset[PartitionId] = frozenset()  # get a copy, from the cut; nothing is replayed
+    promoted: frozenset[PartitionId] = frozenset()  # their copies take their place as they are
 
     @property
     def first(self) -> int:
@@ -73,15 +75,18 @@ class Recovery:
     total_s: float  # from the moment the loss was known
     known_ms: int  # that moment, since 1970
     predicted_s: float | None = None  # with a recovery bound
+    promoted: tuple[PartitionId, ...] = ()  # whose copies took over
 
     def __str__(self) -> str:
-        what = f"{len(self.partitions)} partitions"
+        count = len(self.partitions) + len(self.promoted)
+        what = f"{count} partition{'s' if count != 1 else ''}"
         whose = f" of node {', '.join(self.nodes)} ({self.reason})" if self.nodes else ""
         cut = f"the checkpoint of slice {self.from_slice}" if self.from_slice else "the beginning"
         slices = self.to_slice - self.from_slice
         shadows = f", {self.shadows} shadows" if self.shadows else ""
+        copies = f"the copies of {len(self.promoted)} took over; " if self.promoted else ""
         return (
-            f"recovered {what}{whose} in {self.total_s:.2f} s: restored from {cut} in "
+            f"recovered {what}{whose} in {self.total_s:.2f} s: {copies}restored from {cut} in "
             f"{self.restore_s:.2f} s, replayed {slices} slices in {self.replay_s:.2f} s{shadows}"
             + (f" (predicted: {self.predicted_s:.2f} s)" if self.predicted_s is not None else "")
         )

@@ -129,7 +129,7 @@ class Host:
         self._refuse_older(request.run)
         plan = request.plan
         self._preparations.begin(
-            self._job_of(request.spec), plan, plan.mapping.hosted_by(request.node)
+            self._job_of(request.spec), plan, _held_by(plan.mapping, request.node)
         )
         return replace(self._report(), node=request.node)
 
@@ -174,10 +174,14 @@ class Host:
         for blob in blobs:
             self._receive(blob)
         sent: list[tuple[int, Bundle]] = []
+        assert self._mapping is not None
+        copies = self._mapping.copied_by(self._node)
         for pid in self._expected(request.depth):
             hosted = self._hosted(pid)
             output = self._apply(hosted, plan, request) if hosted is not None else None
-            if hosted is not None and output is not None and self._stage(hosted, output):
+            if pid in copies or hosted is None or output is None:
+                continue  # what a copy has to say, its partition says
+            if self._stage(hosted, output):
                 self._notes.partitions[pid] = output.report
                 sent += list(self._route(hosted, output, request.nodes))
         outgoing = self._send(sent, request.node, request.nodes)
@@ -196,10 +200,10 @@ class Host:
         return partition
 
     def _expected(self, depth: int) -> list[PartitionId]:
-        """The partitions the mapping gives to this node at one depth."""
+        """The partitions the mapping gives to this node at one depth, and the copies."""
         assert self._mapping is not None
         assert self._job is not None
-        mine = self._mapping.hosted_by(self._node)
+        mine = _held_by(self._mapping, self._node)
         return [p for p in mine if self._job.programs[p.chain].chain.depth == depth]
 
     def _apply(
@@ -276,14 +280,16 @@ class Host:
             self._receive(blob)
         sent: list[tuple[int, Bundle]] = []
         assert self._job is not None
+        copies = plan.mapping.copied_by(request.node)
         for pid in self._expected(request.depth):
-            if pid in plan.restored:
-                partition = self._hosted(pid)
-                if partition is not None:
-                    sent += list(self._rebuild(partition, request))
-                    self._note_rebuilt(partition)
-            elif pid in plan.senders:
+            if pid in plan.senders and pid not in copies:
                 sent += list(self._resend(pid, request))
+            elif pid in plan.restored or pid in plan.promoted or pid in copies:
+                partition = self._hosted(pid)
+                if partition is not None and pid in plan.restored:
+                    sent += list(self._rebuild(partition, request))
+            if (pid in plan.restored or pid in plan.promoted) and pid in self._partitions:
+                self._note_rebuilt(self._partitions[pid])
         for pid, shadow in self._shadows.items():
             if self._job.programs[pid.chain].chain.depth == request.depth:
                 sent += list(self._rebuild(shadow, request))
@@ -324,17 +330,21 @@ class Host:
         else:
             job = self._job
             kept = self._partitions
-        mine = plan.mapping.hosted_by(request.node)
-        kept = {p: x for p, x in kept.items() if mine.get(p) == x.epoch}
+        mine = _held_by(plan.mapping, request.node)
+        promoted = {p: x for p, x in kept.items() if p in plan.promoted and p in mine}
+        kept = {p: x for p, x in kept.items() if mine.get(p) == x.epoch} | promoted
         taken = {
             p: self._restored(job, plan, p, epoch)
             for p, epoch in mine.items()
-            if p not in kept and p in plan.restored
+            if p not in kept and (p in plan.restored or p in plan.copied)
         }
-        shadows = {p: self._restored(job, plan, p, mine[p]) for p in plan.shadows if p in mine}
+        owned = plan.mapping.hosted_by(request.node)
+        shadows = {p: self._restored(job, plan, p, owned[p]) for p in plan.shadows if p in owned}
         for pid, partition in self._partitions.items():
             if pid not in kept:
                 partition.forget()
+        for pid, partition in promoted.items():
+            partition.take_over(mine[pid])
         if request.driver != self._driver:
             self._writer.begin(request.run)
             self._answer_to(request)
@@ -476,9 +486,13 @@ class Host:
     def _seal(self, plan: SlicePlan) -> None:
         """Copy what changed; the writer thread makes it durable while slices go on."""
         assert self._job is not None
+        assert self._mapping is not None
         place, number = (self._job.root, self._job.checkpoints), plan.number
+        copies = self._mapping.copied_by(self._node)
         for p in self._partitions.values():
-            if p.sealed < number:
+            if p.id in copies:
+                p.sealed_elsewhere()
+            elif p.sealed < number:
                 full, states = p.seal(plan.fold)
                 self._writer.submit(self._run, *place, p.id, number, p.epoch, full, states)
 
@@ -537,7 +551,13 @@ def route_of(edge: Edge, mapping: Mapping, nodes: Sequence[NodeId], key_groups: 
     for partition in owners:
         node_of[partition.index] = position[mapping.owners[partition].node]
     groups = np.asarray(mapping.groups[edge.target], dtype=np.uint16)
-    return Route(edge.keys, key_groups, groups, node_of)
+    copies = {p.index: position[mapping.copies[p]] for p in owners if p in mapping.copies}
+    return Route(edge.keys, key_groups, groups, node_of, copies)
+
+
+def _held_by(mapping: Mapping, node: NodeId) -> dict[PartitionId, int]:
+    """The partitions of a node and the copies it has, with their epochs."""
+    return mapping.hosted_by(node) | mapping.copied_by(node)
 
 
 def _resident_bytes() -> int:

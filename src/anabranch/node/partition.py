@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,12 @@ class Partition:
             if number <= slice_no:
                 output.sinks = {}
 
+    def take_over(self, epoch: int) -> None:
+        """A copy becomes the partition: what it repeats, it says under its own epoch."""
+        self.epoch = epoch
+        for output in self.outputs.values():
+            output.report = replace(output.report, epoch=epoch)
+
     def forget(self) -> None:
         """The partition has another owner now, or none."""
         for output in self.outputs.values():
@@ -157,6 +163,11 @@ class Partition:
             return True, {n: [s.snapshot()] for n, s in self.states.items()}
         self._delta_rows += rows
         return False, {n: [t] for n, t in deltas.items()}
+
+    def sealed_elsewhere(self) -> None:
+        """A copy forgets what changed; should it take over, it begins with a full checkpoint."""
+        for state in self.states.values():
+            state.seal()
 
     def restore(self, root: Path, files: Iterable[str], owned: Mapping[int, bool]) -> None:
         """Load checkpoint files, oldest first; only rows of the partition's own key groups."""

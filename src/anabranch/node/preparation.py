@@ -35,7 +35,7 @@ class Preparations:
 
     def begin(self, job: JobSpec, plan: RecoveryPlan, mine: Mapping[PartitionId, int]) -> None:
         """Load what the plan installs here; what is being loaded already goes on."""
-        wanted = {p: e for p, e in mine.items() if p in plan.restored}
+        wanted = {p: e for p, e in mine.items() if p in plan.restored or p in plan.copied}
         kept = {
             p: x
             for p, x in self._loading.items()

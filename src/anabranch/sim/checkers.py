@@ -90,9 +90,12 @@ class Checkers:
         self._check_live(number, mapping)
 
     def _check_live(self, number: int, mapping: Mapping) -> None:
-        """Partitions that live hold the state of their own key groups, and nothing else."""
-        for pid, owner in mapping.owners.items():
-            found = self._cluster.machines[owner.node].process.partitions.get(pid)
+        """Partitions that live, and their copies, hold the state of their own key groups, and
+        nothing else."""
+        homes = [(p, o.node) for p, o in mapping.owners.items()]
+        for pid, node in (*homes, *mapping.copies.items()):
+            owner = mapping.owners[pid]
+            found = self._cluster.machines[node].process.partitions.get(pid)
             if found is None or found.epoch != owner.epoch or found.next_slice != number + 1:
                 continue  # it has been replaced since it reported
             groups = mapping.groups[pid.chain]
@@ -272,6 +275,9 @@ class Checkers:
         for pid, owner in self._disk.head.mapping.owners.items():
             if owner.node in nodes:
                 violated(f"{owner.node} is released and has {pid}")
+        for pid, node in self._disk.head.mapping.copies.items():
+            if node in nodes:
+                violated(f"{node} is released and has a copy of {pid}")
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -307,8 +313,8 @@ class Checkers:
                 continue
             if any(slice_no < number for slice_no, _ in machine.process.inbox):
                 violated(f"{report.node} keeps packets of slices before {number}")
-            for partition in machine.process.partitions.values():
-                self._check_backups(partition, number)
+            for pid in report.partitions:
+                self._check_backups(machine.process.partitions[pid], number)
 
     def _check_backups(self, partition: SimPartition, running: int) -> None:
         kept = sorted(partition.outputs)

@@ -82,7 +82,7 @@ class SimNode:
 
     def prepare(self, call: Prepare) -> NodeReport:
         self._refuse_older(call.run)
-        mine = call.plan.mapping.hosted_by(call.node)
+        mine = _held_by(call.plan.mapping, call.node)
         for load in self.preparations.begin(call.plan, mine, self._empty):
             self._background(self, load)
         return replace(self._report(), node=call.node)
@@ -116,10 +116,12 @@ class SimNode:
         for blob in blobs:
             self._receive(blob)
         sent: list[tuple[int, Bundle]] = []
+        assert self.mapping is not None
+        copies = self.mapping.copied_by(self.node)
         for pid in self._expected(call.depth):
             hosted = self._hosted(pid)
             output = self._apply(hosted, plan, call.source_tasks) if hosted else None
-            if hosted and output:
+            if hosted and output and pid not in copies:
                 self._stage(hosted, output)
                 self._notes.partitions[pid] = PartitionReport(output.slice + 1, hosted.epoch)
                 sent += self._route(hosted, output)
@@ -146,7 +148,7 @@ class SimNode:
     def _expected(self, depth: int) -> list[PartitionId]:
         assert self.mapping is not None
         chains = self._job.plan.by_name
-        return [p for p in self.mapping.hosted_by(self.node) if chains[p.chain].depth == depth]
+        return [p for p in _held_by(self.mapping, self.node) if chains[p.chain].depth == depth]
 
     def _apply(
         self, partition: SimPartition, plan: SlicePlan, source_tasks: int | None
@@ -216,15 +218,17 @@ class SimNode:
         for blob in blobs:
             self._receive(blob)
         sent: list[tuple[int, Bundle]] = []
+        copies = plan.mapping.copied_by(call.node)
         for pid in self._expected(call.depth):
-            if pid in plan.restored:
-                partition = self._hosted(pid)
-                if partition:
-                    sent += self._rebuild(partition, plan)
-                    report = PartitionReport(partition.next_slice, partition.epoch)
-                    self._notes.partitions[pid] = report
-            elif pid in plan.senders:
+            if pid in plan.senders and pid not in copies:
                 sent += self._resend(pid, plan)
+            elif pid in plan.restored or pid in plan.promoted or pid in copies:
+                partition = self._hosted(pid)
+                if partition and pid in plan.restored:
+                    sent += self._rebuild(partition, plan)
+            if (pid in plan.restored or pid in plan.promoted) and pid in self.partitions:
+                mine = self.partitions[pid]
+                self._notes.partitions[pid] = PartitionReport(mine.next_slice, mine.epoch)
         for shadow in self._shadows.values():
             if shadow.chain.depth == call.depth:
                 sent += self._rebuild(shadow, plan)
@@ -251,14 +255,15 @@ class SimNode:
 
     def _install(self, call: Recover) -> None:
         plan = call.plan
-        mine = plan.mapping.hosted_by(call.node)
+        mine = _held_by(plan.mapping, call.node)
         kept = self._kept(call, mine)
         taken = {
             p: self._restored(plan, p, epoch)
             for p, epoch in mine.items()
-            if p not in kept and p in plan.restored
+            if p not in kept and (p in plan.restored or p in plan.copied)
         }
-        shadows = {p: self._restored(plan, p, mine[p]) for p in mine if p in plan.shadows}
+        owned = plan.mapping.hosted_by(call.node)
+        shadows = {p: self._restored(plan, p, owned[p]) for p in owned if p in plan.shadows}
         if call.driver != self._driver:
             self._written = {}
         self._driver, self._run, self.node, self.mapping = (
@@ -266,13 +271,23 @@ class SimNode:
         )  # fmt: skip
         self.partitions, self._shadows, self.inbox = kept | taken, shadows, {}
         self.preparations.clear()
-        for partition in taken.values():
-            self._on_install(self, partition)
+        copies = plan.mapping.copied_by(call.node)
+        promoted = {p: x for p, x in kept.items() if mine[p] != x.epoch}
+        for pid, partition in promoted.items():
+            partition.epoch = mine[pid]
+        for pid, partition in (taken | promoted).items():
+            if pid not in copies:
+                self._on_install(self, partition)
 
     def _kept(self, call: Recover, mine: dict[PartitionId, int]) -> dict[PartitionId, SimPartition]:
         if call.driver != self._driver:
             return {}
-        return {p: x for p, x in self.partitions.items() if mine.get(p) == x.epoch}
+        promoted = call.plan.promoted
+        return {
+            p: x
+            for p, x in self.partitions.items()
+            if p in mine and (mine[p] == x.epoch or p in promoted)
+        }
 
     def _restored(self, plan: RecoveryPlan, pid: PartitionId, epoch: int) -> SimPartition:
         loaded: set[str] = set()
@@ -359,8 +374,10 @@ class SimNode:
     # -- checkpoints, reports ------------------------------------------------------------------
 
     def _seal(self, plan: SlicePlan) -> None:
+        assert self.mapping is not None
+        copies = self.mapping.copied_by(self.node)
         for partition in self.partitions.values():
-            if partition.sealed < plan.number:
+            if partition.id not in copies and partition.sealed < plan.number:
                 self._unwritten.append((self._run, partition.epoch, partition.seal(plan.fold)))
                 self._background(self, self.write_next)
 
@@ -402,3 +419,8 @@ class SimNode:
     @staticmethod
     def _nothing(nodes: Sequence[NodeId]) -> list[Blob]:
         return [Blob() for _ in nodes]
+
+
+def _held_by(mapping: Mapping, node: NodeId) -> dict[PartitionId, int]:
+    """The partitions of a node and the copies it has, with their epochs."""
+    return mapping.hosted_by(node) | mapping.copied_by(node)

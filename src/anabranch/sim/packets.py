@@ -92,7 +92,11 @@ def cut(
         if key is None:
             continue
         index = groups[key % len(groups)]
+        partition = PartitionId(edge.target, index)
         if only is None or index in only:
-            node = position[mapping.owners[PartitionId(edge.target, index)].node]
+            node = position[mapping.owners[partition].node]
+            packets[node].setdefault(index, []).append((key, value))
+        if only is None and partition in mapping.copies:  # a recovery rebuilds no copies
+            node = position[mapping.copies[partition]]
             packets[node].setdefault(index, []).append((key, value))
     return packets

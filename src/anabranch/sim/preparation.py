@@ -35,7 +35,7 @@ class SimPreparations:
         empty: Callable[[PartitionId, int], SimPartition],
     ) -> list[Callable[[], None]]:
         """What is left to do: a call for every partition that is new."""
-        wanted = {p: e for p, e in mine.items() if p in plan.restored}
+        wanted = {p: e for p, e in mine.items() if p in plan.restored or p in plan.copied}
         kept = {
             p: x
             for p, x in self._loading.items()

@@ -103,6 +103,7 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         synchronous=dice.random() < 0.1,
         rollback=dice.random() < 0.05,
         parallel_recovery=dice.choice((1, 1, 2, 3)),
+        copies=dice.random() < 0.2,
     )
     return Workload(
         seed=seed,

@@ -118,6 +118,7 @@ class JobDriver:
                 synchronous=self._config.strategy.synchronous,
                 rollback=self._config.strategy.rollback,
                 behind_scaling=self._config.strategy.behind_scaling,
+                copies=self._config.strategy.copies,
             )
             self.controller = Controller(plan, config, past)
             self.actions.complete_sinks(past)

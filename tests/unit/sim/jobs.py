@@ -49,6 +49,11 @@ def divided(job: Workload) -> Workload:
     return replace(job, config=replace(job.config, parallel_recovery=2))
 
 
+def copied(job: Workload) -> Workload:
+    """Every partition has a copy."""
+    return replace(job, config=replace(job.config, copies=True))
+
+
 def run(seed: int, job: Workload | None = None, chances: Chances | None = None) -> Outcome:
     if chances is None:
         return simulate(seed, job)
@@ -95,6 +100,10 @@ DIRECTED: dict[str, tuple[Workload, Chances]] = {
     "replaced_process_without_partitions_ignored": (
         line(sources_shown=True),
         replace(CRASHES, strikes={"replace": 1.0}),
+    ),
+    "copy_taken_for_made_though_it_was_cut_short": (
+        copied(line("a", "b")),
+        replace(CRASHES, torn=0.5, struck=0.02),
     ),
     "operator_divided_whose_order_others_see": (
         divided(line("a", "b", "c")),

@@ -610,3 +610,31 @@ def divided_partition_left_out_of_the_recovery(patch: pytest.MonkeyPatch) -> Non
         self._lost = lost
 
     patch.setattr(Controller, "_divide", divide)
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+@plant
+def copy_taken_for_made_though_it_was_cut_short(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator, mended since."""
+    patch.setattr(Controller, "_drop_copies", lambda self, partitions: None)
+
+
+@plant
+def promoted_copy_does_not_send_its_backups(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator, mended since."""
+    patch_plan(patch, lambda plan: replace(plan, senders=plan.senders - plan.promoted))
+
+
+@plant
+def copy_gets_no_packets(patch: pytest.MonkeyPatch) -> None:
+    from anabranch.sim import node, sources
+
+    real = node.cut
+
+    def cut(rows: Any, edge: Any, mapping: Mapping, only: Any) -> Any:
+        return real(rows, edge, replace(mapping, copies={}), only)
+
+    patch.setattr(node, "cut", cut)
+    patch.setattr(sources, "cut", cut)

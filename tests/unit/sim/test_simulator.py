@@ -7,9 +7,10 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from jobs import digest, line
+from jobs import CRASHES, copied, digest, line, run
 from typer.testing import CliRunner
 
 from anabranch.cli import app
@@ -18,7 +19,7 @@ from anabranch.control.controller import Controller
 from anabranch.sim import Outcome, simulate
 from anabranch.sim.faults import Faults
 from anabranch.sim.oracle import Oracle
-from anabranch.sim.workload import random_workload
+from anabranch.sim.workload import Workload, random_workload
 
 LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 SEEDS = range(5_000 if LONG else 150)
@@ -56,6 +57,22 @@ def test_random_runs_hold_and_meet_everything() -> None:
         assert outcome.violation is None, told
         counts += outcome.counts
     assert not [what for what in MET if not counts[what]], counts
+
+
+@pytest.mark.parametrize("job", [line("a", "b"), line("a", "b", "c", backups=[])])
+def test_copies_take_over_and_nothing_is_lost(job: Workload) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(15):
+        outcome = run(seed, copied(job), replace(CRASHES, torn=0.1))
+        told = "\n".join((f"seed {seed}: {outcome.violation}", *outcome.story))
+        assert outcome.violation is None, told
+        counts += outcome.counts
+    assert counts["promoted"] > 5
+
+
+@pytest.mark.parametrize("seed", [1177])
+def test_seeds_that_failed_once(seed: int) -> None:
+    assert simulate(seed).violation is None
 
 
 def test_a_seed_decides_everything_in_every_process() -> None:
