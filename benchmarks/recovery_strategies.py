@@ -30,8 +30,10 @@ RATE = 1_000  # words a second
 COST_S = 0.0007  # of CPU for each: 70 % of a node
 INTERVAL_S = 5
 SHARES = (0.25, 0.75)  # of an interval, after a checkpoint: when the node is killed
-QUIET_S = 12  # with a checkpoint, history is only what came after it
+QUIET_S = 15  # with a checkpoint, history is only what came after it
+SETTLE_S = 10.0
 PATIENCE_S = 300.0
+IN_TWO = "ours, in two"  # with a parallel recovery
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Sizes:
     intervals: tuple[int, ...]  # seconds
 
 
-FULL = Sizes(500_000, 60, ("ours", "R+SM", "SC", "UB", "SB"), (1, 5, 10, 30))
+FULL = Sizes(500_000, 60, ("ours", "R+SM", "SC", "UB", "SB", "AR"), (1, 5, 10, 30))
 QUICK = Sizes(50_000, 15, ("ours", "UB"), ())
 
 
@@ -67,9 +69,12 @@ class Run:
         self._query = self.job._driver._query
         self.wait_for(lambda: self.rows >= before)
         self._writer = Writer(self._write)
-        replays_all = not STRATEGIES[options.get("strategy", "ours")].checkpoints
-        self.wait_for(lambda: len(self.batches) >= (sizes.history_s if replays_all else QUIET_S))
-        self.wait_for(lambda: replays_all or self.checkpoint_slice > 0)
+        strategy = STRATEGIES[options.get("strategy", "ours")]
+        self.checkpoints = strategy.checkpoints
+        history_s = QUIET_S if strategy.checkpoints else sizes.history_s
+        self.wait_for(lambda: bool(self.batches) and self.batches[-1].newest_file >= history_s)
+        self.wait_for(lambda: not strategy.checkpoints or self.checkpoint_slice > 0)
+        self.wait_for(lambda: not strategy.copies or self._is_copied)
 
     def _write(self, number: int) -> None:
         word = heavy.marked(number, RATE, self._words)
@@ -87,6 +92,11 @@ class Run:
     def checkpoint_slice(self) -> int:
         newest = self.job.last_progress
         return newest.checkpoint_slice if newest is not None else 0
+
+    @property
+    def _is_copied(self) -> bool:
+        mapping = self.job._driver.controller.mapping
+        return mapping is not None and len(mapping.copies) == len(mapping.owners)
 
     @property
     def used(self) -> float:
@@ -107,7 +117,7 @@ class Run:
     def after_checkpoint(self, seconds: float) -> None:
         """Wait until so long after the next checkpoint, if there are any."""
         newest = self.checkpoint_slice
-        if newest:
+        if self.checkpoints:
             self.wait_for(lambda: self.checkpoint_slice > newest)
             time.sleep(seconds)
 
@@ -125,11 +135,14 @@ class Run:
         found = outcome(self.batches, killed, time.time())
         recovery = self.job.recoveries[before]
         replayed = recovery.to_slice - recovery.from_slice
+        return Sample(found, phases(found, killed, self.job.recoveries[before:]), replayed)
+
+    def settle(self) -> None:
+        """Wait for the node that replaces the killed one, and for batches that are as usual."""
         watch = self.job._driver._watch
         assert watch is not None
         self.wait_for(lambda: len(watch.ready) >= NODES)
-        time.sleep(10.0)  # ten batches that are as usual
-        return Sample(found, phases(found, killed, self.job.recoveries[before:]), replayed)
+        time.sleep(SETTLE_S)
 
     def end(self) -> tuple[int, int]:
         """Stop; how many counts are missing, and how many are there that should not."""
@@ -151,11 +164,12 @@ def measure(
     run = Run(spark, root, sizes, checkpoint_interval=interval, **options)
     used = run.used
     # Without checkpoints one kill says it all, and takes minutes.
-    shares = SHARES if run.checkpoint_slice else (0.0,)
+    shares = SHARES if run.checkpoints else (0.0,)
     samples = []
     for share in shares:
         run.after_checkpoint(share * interval_s)
         samples.append(run.kill(cluster))
+        run.settle()
     lost, duplicated = run.end()
     for s in samples:
         say(f"{name}: on schedule {s.outcome.on_schedule:.1f} s, {s.replayed} slices, {s.phases}")
@@ -176,6 +190,10 @@ def run(quick: bool) -> None:
                 cluster, spark, where, sizes, name, INTERVAL_S, strategy=name
             )
             used.append(share)
+        name = IN_TWO
+        found[name], _ = measure(
+            cluster, spark, root / "in-two", sizes, name, INTERVAL_S, parallel_recovery=2
+        )
         for seconds in sizes.intervals:
             name = f"every {seconds} s"
             if seconds == INTERVAL_S:
@@ -212,7 +230,8 @@ def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bo
     report.table("A killed counter", columns, rows)
     figures = {
         f"{name}_s": median(found[name], lambda s: s.outcome.on_schedule)
-        for name in sizes.strategies
+        for name in found
+        if not name.startswith("every")
     }
     if not quick:
         size = f"{sizes.words * heavy.NOTE_BYTES / 1e6:.0f} MB"
@@ -241,7 +260,7 @@ def _plot(sizes: Sizes, found: dict[str, list[Sample]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
-    groups = (list(sizes.strategies), [f"every {i} s" for i in sizes.intervals])
+    groups = ([*sizes.strategies, IN_TWO], [f"every {i} s" for i in sizes.intervals])
     for axis, names in zip(axes, groups, strict=True):
         bottom = [0.0] * len(names)
         for phase in ("detect", "restore", "replay", "catch_up"):
@@ -252,6 +271,7 @@ def _plot(sizes: Sizes, found: dict[str, list[Sample]], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
     axes[1].set_title("ours, by checkpoint interval", fontsize=10)
-    axes[1].tick_params(axis="x", labelrotation=30)
+    for axis in axes:
+        axis.tick_params(axis="x", labelrotation=30)
     figure.tight_layout()
     figure.savefig(path)
