@@ -22,10 +22,17 @@ from anabranch.operators.accumulators import (
 )
 from anabranch.operators.base import DELETED, GROUP
 from anabranch.operators.canonical import canonical_table
-from anabranch.operators.distinct import PAIR_FIELDS, Hashed, NewPairs, PairSet, count_union
+from anabranch.operators.distinct import (
+    PAIR_FIELDS,
+    Hashed,
+    NewPairs,
+    PairSet,
+    count_union,
+    salted,
+)
 from anabranch.operators.hashing import hash_keys
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable
-from anabranch.operators.ttl import ALARM
+from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+from anabranch.operators.ttl import ALARM, BORN
 
 if TYPE_CHECKING:
     from anabranch.operators.aggregates import AggregatePlan
@@ -61,18 +68,29 @@ class AggregateState:
         """Reduce arriving parts by key and onto what is held and not due to be forgotten; the
         state is only read."""
         parts = {part.name: arriving[part.name] for part in self.plan.parts}
+        forgotten = None if self._alarms is None else self._alarms.due(now_us)
+        named = hashes if forgotten is None else self._salted(hashes, forgotten, arriving)
         new_pairs = []
         for name, pairs in zip(self._distinct, self._pairs, strict=True):
             present = parts[f"{name}.distinct"] > 0
             values = arriving[f"{name}.a"], arriving[f"{name}.b"]
-            unseen = pairs.unseen(hashes, values, present)
+            unseen = pairs.unseen(named, values, present)
             counts = np.zeros(len(present), dtype=np.int64)
             counts[unseen.rows] = 1
             parts[f"{name}.distinct"] = counts
             new_pairs.append(unseen)
-        forgotten = None if self._alarms is None else self._alarms.due(now_us)
         merged = merge(self._table, self.plan.parts, hashes, keys, parts, forgotten)
         return merged, AggregateUpdate(merged.update, tuple(new_pairs), now_us)
+
+    def _salted(self, hashes: Hashed, forgotten: Slots, arriving: Columns) -> Hashed:
+        """Arriving keys as their pairs know them: a key that is forgotten is born anew."""
+        if not self._distinct:
+            return hashes
+        slots = self._table.find(*hashes)
+        known = (slots != ABSENT) & ~np.isin(slots, forgotten)
+        born = arriving[BORN].copy()
+        born[known] = self._table.value(BORN, slots[known])
+        return salted(hashes, born)
 
     def install(self, change: AggregateUpdate) -> None:
         added = change.parts.apply(self._table)
@@ -81,6 +99,9 @@ class AggregateState:
             self._alarms.watch(added)
         for pairs, new in zip(self._pairs, change.pairs, strict=True):
             pairs.add(new)
+            if self._alarms is not None and pairs.wants_sweep:
+                live = self._table.live_slots()
+                pairs.sweep(salted(self._table.hashes(live), self._table.value(BORN, live)))
 
     def seal(self) -> pa.Table:
         return self._sealed(

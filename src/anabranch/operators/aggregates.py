@@ -38,7 +38,7 @@ from anabranch.operators.distinct import CountDistinct
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import check_key_types, hash_keys
 from anabranch.operators.keyed_table import Columns
-from anabranch.operators.ttl import TOUCHED, TOUCHED_PART, Ttl
+from anabranch.operators.ttl import BORN, BORN_PART, TOUCHED, TOUCHED_PART, Ttl
 
 
 class Aggregate(Protocol):
@@ -245,6 +245,8 @@ class AggregatePlan:
         if ttl is not None:
             ttl.check(schema)
             parts = (*parts, TOUCHED_PART)
+            if any(isinstance(a, CountDistinct) for a in aggregates.values()):
+                parts = (*parts, BORN_PART)
         key_schema = pa.schema([schema.field(name) for name in keys])
         return AggregatePlan(key_schema, parts, bound, ttl)
 
@@ -353,20 +355,13 @@ class KeyedAggregate:
         now_us = None
         if self.ttl is not None:
             arriving[TOUCHED] = self.ttl.touched(table, time)
+            arriving[BORN] = np.full(table.num_rows, time.slice)
             now_us = self.ttl.now_us(time)
         merged, update = state.merge(hash_keys(keys, self.keys), keys, arriving, now_us)
         return Computed(with_columns(merged.keys, state.plan.results(merged.values)), update)
 
     def _plan(self, schema: pa.Schema) -> AggregatePlan:
-        plan = AggregatePlan.bind(self.keys, self.aggregates, schema, self.ttl)
-        if plan.distinct and self.ttl is not None:
-            names = ", ".join(plan.distinct)
-            raise TopologyError(
-                f"{names}: count_distinct does not keep its values by key, so a key with a ttl "
-                "cannot be forgotten; count distinct values in windows, or leave ttl out",
-                aggregates=list(plan.distinct),
-            )
-        return plan
+        return AggregatePlan.bind(self.keys, self.aggregates, schema, self.ttl)
 
 
 def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:

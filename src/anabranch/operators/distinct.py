@@ -4,6 +4,10 @@ A set does not reduce like a number, so it is kept beside the aggregates: one pa
 every value a key has shown, by identity only, never the value. What goes through the ordinary
 machinery is a number: of the pairs that arrive, those not seen before count one for their key.
 
+A key that is forgotten and comes back (time to live) is another one to its pairs: they are told
+its hashes salted with the slice it was born in. Pairs of keys that are gone are of no use, and
+swept out when they may be half of all.
+
 The identity of a pair keeps the upper half of the key's first hash, which decides the key group:
 pairs move with their key. The other 96 bits mix key and value, so that two of n values of a key are
 taken for one with probability about n²/2^97, and the pairs of one key spread over the whole index.
@@ -35,6 +39,8 @@ PAIR_FIELDS = (pa.field(PAIR_FIRST, pa.uint64()), pa.field(PAIR_SECOND, pa.uint6
 
 _MIX = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
+_SALT = np.uint64(0x9E3779B97F4A7C15)
+_SWEEP_FROM = 10_000  # pairs; fewer are not worth looking at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class PairSet:
 
     def __init__(self, key_groups: int) -> None:
         self._table = KeyedTable(_KEY_SCHEMA, {}, key_groups)
+        self._sweep_at = _SWEEP_FROM
 
     def __len__(self) -> int:
         return len(self._table)
@@ -123,6 +130,26 @@ class PairSet:
     def nbytes(self) -> int:
         return self._table.nbytes
 
+    @property
+    def wants_sweep(self) -> bool:
+        """Has it doubled since it was swept last?"""
+        return len(self) >= self._sweep_at
+
+    def sweep(self, keys: Hashed) -> None:
+        """Keep the pairs of these keys, which are distinct, only."""
+        slots = self._table.live_slots()
+        rows = self._table.rows(slots)
+        first, second = plain(rows.column(KEY_FIRST)), plain(rows.column(KEY_SECOND))
+        # The keys come first: a group that begins behind them is of a key that is gone.
+        both = np.concatenate([keys[0], first]), np.concatenate([keys[1], second])
+        groups = group_rows(*both)
+        if groups.members is not None:
+            kept = groups.members[len(keys[0]) :] < len(keys[0])
+            self._table.keep(slots[kept])
+        elif len(slots):
+            self._table.keep(slots[:0])
+        self._sweep_at = max(_SWEEP_FROM, 2 * len(self))
+
     def pairs(self) -> tuple[Hashed, Hashed]:
         """Identities of all pairs and the hashes of their keys."""
         slots = self._table.live_slots()
@@ -148,6 +175,11 @@ class PairSet:
                 KEY_SECOND: exported.column(KEY_SECOND),
             }
         )
+
+
+def salted(keys: Hashed, born: npt.NDArray[np.int64]) -> Hashed:
+    """The hashes of keys that were born in these slices."""
+    return keys[0], keys[1] + born.astype(np.uint64) * _SALT
 
 
 def count_union(sets: Sequence[PairSet], keys: Hashed) -> npt.NDArray[np.int64]:

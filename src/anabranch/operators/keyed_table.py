@@ -155,7 +155,7 @@ class KeyedTable:
     ) -> Slots:
         """Append keys that are distinct and absent; slots known before may move (compaction)."""
         if self._spent > len(self):
-            self._keep(np.flatnonzero(self._alive[: self._slots] | self._dirty[: self._slots]))
+            self.keep(np.flatnonzero(self._alive[: self._slots] | self._dirty[: self._slots]))
         start, end = self._slots, self._slots + len(first)
         self._reserve(end)
         self._log.append(rows)
@@ -211,7 +211,7 @@ class KeyedTable:
     def drop(self, groups: Iterable[int]) -> None:
         kept = ~self._in_groups(groups)
         if not kept.all():
-            self._keep(np.flatnonzero(kept))
+            self.keep(np.flatnonzero(kept))
 
     def export(self, slots: Slots) -> pa.Table:
         """`GROUP`, `DELETED`, the rows, the values; no moments."""
@@ -241,8 +241,8 @@ class KeyedTable:
         wanted[list(groups)] = True
         return wanted[groups_of(self._first[: self._slots], self._key_groups)]
 
-    def _keep(self, slots: Slots) -> None:
-        """Compact to these slots, in their order."""
+    def keep(self, slots: Slots) -> None:
+        """Compact to these slots, in their order; the others leave no trace."""
         log = RowLog(self._log.schema)
         log.append(self._log.take(slots))
         self._log = log

@@ -3,8 +3,8 @@
 By event time, a key was last touched at the latest event time of its rows, and the watermark is the
 clock; else at the processing time of the last slice that had rows of it. Both come with the slice.
 What is due is forgotten before the rows of a slice are looked at: a key that comes back in that
-slice begins anew. No row is dropped for being late: a key that only late rows bring back is
-forgotten in the next slice.
+slice begins anew; who has to tell the two apart goes by the slice it was born in. No row is dropped
+for being late: a key that only late rows bring back is forgotten in the next slice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from anabranch.errors import ConfigError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
-from anabranch.operators.accumulators import greatest_part, plain
+from anabranch.operators.accumulators import greatest_part, least_part, plain
 from anabranch.operators.base import SliceTime
 from anabranch.operators.deadlines import Alarms
 from anabranch.operators.event_time import event_time_type, event_times
@@ -28,6 +28,8 @@ from anabranch.operators.keyed_table import KeyedTable
 TOUCHED = "_touched_us"  # int64, when rows last touched a key
 ALARM = "_touched_alarm_us"  # not sealed
 TOUCHED_PART = greatest_part(TOUCHED, np.dtype(np.int64))
+BORN = "_born"  # int64, the slice in which a key came
+BORN_PART = least_part(BORN, np.dtype(np.int64))
 
 Times = npt.NDArray[np.int64]
 
