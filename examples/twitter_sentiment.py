@@ -46,25 +46,29 @@ def score(tweets: pl.DataFrame) -> pl.DataFrame:
 
 
 def twitter_sentiment(
-    tweets: Any, topics: Any, sentiments: Any, parallelism: int = 10
+    tweets: Any, topics: Any, sentiments: Any, parallelism: tuple[int, int, int] = (5, 5, 10)
 ) -> ab.Topology:
-    """The topology on any source of (ts, user, text); its sinks get hot topics and sentiments."""
+    """The topology on any source of (ts, user, text); its sinks get hot topics and sentiments.
+
+    `parallelism` is that of the hot topics, of the filter and of the sentiments."""
     topology = ab.Topology("twitter_sentiment")
     tagged = topology.source("tweets", tweets, time="ts").flat_map("topics", topics_of)
     hot = (
         tagged.key_by("topic")
         .window(ab.tumbling("10s"), time="ts")
-        .aggregate("hot_topics", n=ab.count(), parallelism=5)
+        .aggregate("hot_topics", n=ab.count(), parallelism=parallelism[0])
         .key_by("window_start", "window_end")
         .top_k("merge", HOT, by="n", parallelism=1, ttl="1m", time="window_end")
     )
     about_hot = tagged.key_by("topic").join_windows(
-        "filter", hot.key_by("topic"), left=["text"], right=["rank"], parallelism=5
+        "filter", hot.key_by("topic"), left=["text"], right=["rank"], parallelism=parallelism[1]
     )
     sentiment = (
         about_hot.map("score", score)
         .key_by("topic")
-        .aggregate("sentiment", tweets=ab.count(), score=ab.mean("score"), parallelism=parallelism)
+        .aggregate(
+            "sentiment", tweets=ab.count(), score=ab.mean("score"), parallelism=parallelism[2]
+        )
     )
     hot.to("hot", topics)
     sentiment.to("sentiments", sentiments)

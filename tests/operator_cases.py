@@ -332,7 +332,11 @@ CASES = [
     Case("sum", _by_key("sum", total=ab.sum("v"), precombine=False), running(totalled)),
     Case("statistics", _by_key("statistics", **_STATISTICS), running(extremes)),
     Case("distinct", _by_key("distinct", n=ab.count_distinct("item")), running(distinct)),
-    Case("ttl", _by_key("ttl", ttl="4s", time="ts", n=ab.count()), running(counted, 4)),
+    Case(
+        "ttl",
+        _by_key("ttl", ttl="4s", time="ts", n=ab.count(), items=ab.count_distinct("item")),
+        running(lambda events: (*counted(events), *distinct(events)), 4),
+    ),
     Case(
         "tumbling",
         _window("tumbling", ab.tumbling("5s"), n=ab.count(), total=ab.sum("v")),
