@@ -17,7 +17,6 @@ import anabranch as ab
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 # `make test-long`: many kills and slices; `make test` has fewer, to stay within minutes.
-LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 
 
 def write_rows(directory: Path, number: int, rows: pl.DataFrame) -> None:

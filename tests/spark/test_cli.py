@@ -16,7 +16,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import LONG
+
+from effort import LONG
 
 TIMEOUT_S = 240
 COMMAND = [sys.executable, "-c", "from anabranch.cli import app; app()"]

@@ -21,9 +21,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from jobs import LONG, numbers, read_output
+from jobs import numbers, read_output
 
 from anabranch.spark.embedded import EmbeddedCluster
+from effort import LONG
 from oracle import Dataflow, Step
 
 KILLS = 20 if LONG else 4

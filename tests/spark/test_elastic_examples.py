@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from benchmarks.kill_cases import CASES
 from benchmarks.kills import Feed, Killer
-from jobs import LONG, wait_for
+from jobs import wait_for
 from pyspark.sql import SparkSession
 
 from anabranch.spark.embedded import EmbeddedCluster
+from effort import LONG
 
 
 @pytest.mark.timeout(300)

@@ -10,12 +10,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from jobs import LONG, final_values, numbers, read_output, stream, wait_for
+from jobs import final_values, numbers, read_output, stream, wait_for
 from pyspark.sql import SparkSession
 
 import anabranch as ab
 from anabranch.errors import OperatorError
 from anabranch.model.reports import NodeReport
+from effort import LONG
 
 SLICES = 1_000 if LONG else 100
 IDLE_S = 90  # Spark ends workers idle for a minute, looks every ten seconds, has no setting

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from jobs import LONG, final_values, numbers, read_output, stream, wait_for
+from jobs import final_values, numbers, read_output, stream, wait_for
 from pyspark.sql import SparkSession
 from test_node_kills import NODE_TIMEOUT_S, Running, disturbed
 
@@ -25,6 +25,7 @@ import anabranch as ab
 from anabranch.model.commands import RunSlice
 from anabranch.spark import watchdog
 from anabranch.spark.embedded import EmbeddedCluster
+from effort import LONG
 
 DISK_MB = 16
 

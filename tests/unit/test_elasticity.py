@@ -20,6 +20,7 @@ from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping, adjust, place
 from anabranch.node.partition import Partition
 from anabranch.testing import Drain, Idle, Join, LocalJob, Lose, Restart, Scale, Step, play
+from effort import examples
 
 KEYS = [f"k{n}" for n in range(20)]
 
@@ -59,7 +60,7 @@ CHANGES: list[Step] = [
 ]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.lists(st.sampled_from([*range(6), *CHANGES]), min_size=4, max_size=14))
 def test_results_are_those_of_a_job_left_alone(plan: list[int | Step]) -> None:
     joined, steps = 2, list[Step]()

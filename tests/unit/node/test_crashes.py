@@ -20,6 +20,7 @@ import pytest
 from local_run import Batch, LocalNodes, LocalRun
 
 import anabranch as ab
+from effort import LONG
 from flow_topology import build
 from oracle import Dataflow, Step
 
@@ -67,7 +68,6 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[
 
 
 # `make test-long`: a crash at many more of the operations.
-LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 
 
 def topology(root: Path) -> ab.Topology:

@@ -18,11 +18,12 @@ from local_run import Batch, Faults, LocalNodes, LocalRun, rows_of
 import anabranch as ab
 from anabranch.errors import InvariantError
 from anabranch.model.slices import Feed
+from effort import examples
 from flow_topology import build
 from oracle import Dataflow
 
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=examples(15),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # shrinking a whole run takes minutes

@@ -4,7 +4,6 @@ slice of every sink is still exactly the oracle's, whichever operators back up."
 from __future__ import annotations
 
 import errno
-import os
 import random
 import tempfile
 from pathlib import Path
@@ -19,10 +18,10 @@ import anabranch as ab
 from anabranch.model.ids import NodeId
 from anabranch.node import host as host_module
 from anabranch.node.host import Host
+from effort import LONG
 from oracle import Dataflow, Step
 
 # `make test-long`: more seeds.
-LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 # Two shuffles, a diamond and an operator without any state behind it.
 DEEP = Dataflow(
     (

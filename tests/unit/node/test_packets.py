@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
 from anabranch.operators.hashing import key_groups
+from effort import examples
 
 GROUPS = 16
 
@@ -25,7 +26,7 @@ def routes(draw: st.DrawFn) -> tuple[Route, int]:
     return Route(("k",), GROUPS, *arrays), nodes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(st.none() | st.text(max_size=3), max_size=40), routes())
 def test_every_row_in_exactly_one_packet_of_its_partition(
     keys: list[str | None], routed: tuple[Route, int]

@@ -15,6 +15,7 @@ from anabranch.node.schemas import infer_schemas
 from anabranch.operators.base import SliceTime
 from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.hashing import key_groups
+from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.int64())])
 WITHIN = 5
@@ -64,7 +65,7 @@ slices = st.tuples(
 Script = list[tuple[list[Row], int, list[int], str]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(slices, max_size=7))
 def test_within_a_duration_against_a_full_memory(script: Script) -> None:
     run, model = KernelRun(BOUNDED, SCHEMA), Model()
@@ -81,7 +82,7 @@ def test_within_a_duration_against_a_full_memory(script: Script) -> None:
             watermark = advance - 15 if watermark is None else watermark + advance
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(slices, max_size=6))
 def test_for_ever_against_a_set(script: Script) -> None:
     run, seen = KernelRun(FOREVER, SCHEMA), set()
@@ -98,7 +99,7 @@ def test_for_ever_against_a_set(script: Script) -> None:
     assert run.late == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(records, max_size=20), st.lists(st.integers(0, 20), max_size=4))
 def test_slice_boundaries_do_not_matter(rows: list[Row], cuts: list[int]) -> None:
     whole = KernelRun(BOUNDED, SCHEMA).run((table_of(rows),), None, [])

@@ -12,6 +12,7 @@ from kernel_runs import GROUPS, KernelRun, Row
 from anabranch.errors import OperatorError, TopologyError
 from anabranch.operators.base import SliceTime
 from anabranch.operators.join import WindowJoin
+from effort import examples
 
 STAMP = pa.timestamp("us")
 ON = [("k", pa.string()), ("window_start", STAMP), ("window_end", STAMP)]
@@ -71,7 +72,7 @@ slices = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(35), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_against_nested_loops(
     script: list[tuple[list[Row], list[Row], int, list[int], str]],

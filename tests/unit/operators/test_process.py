@@ -23,6 +23,7 @@ from anabranch.operators.functions import state_fields
 from anabranch.operators.process import KeyedProcess
 from anabranch.operators.ttl import Ttl
 from anabranch.storage.kernel_settings import decode, encode
+from effort import examples
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = pa.schema(
@@ -187,7 +188,7 @@ Script = list[tuple[list[Row], int, int, list[int], str]]
 @pytest.mark.parametrize(
     "ttl", [None, Ttl(AFTER, "at"), Ttl(AFTER)], ids=["for ever", "by events", "by the clock"]
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_rows_one_by_one(ttl: Ttl | None, script: Script) -> None:
     run, model = KernelRun(kernel_of(Obedient(), ttl=ttl), SCHEMA), Model(ttl)
@@ -238,7 +239,7 @@ def sittings(
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_whole_slices(script: Script) -> None:
     run = KernelRun(kernel_of(Sittings()), SCHEMA)

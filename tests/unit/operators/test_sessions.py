@@ -15,6 +15,7 @@ from anabranch.operators import aggregates
 from anabranch.operators.aggregates import count, count_distinct
 from anabranch.operators.base import SliceTime
 from anabranch.operators.sessions import Session, SessionAggregate, session
+from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.int64())])
 GAP = 4
@@ -88,7 +89,7 @@ def emitted(outputs: dict[int, list[Row]]) -> list[Row]:
     return sorted(found, key=repr)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from([0, 3]), st.lists(slices, max_size=7))
 def test_against_sessions_merged_pair_by_pair(lateness: int, script: Script) -> None:
     run, model = KernelRun(kernel(lateness), SCHEMA), Model(lateness)
@@ -107,7 +108,7 @@ def test_against_sessions_merged_pair_by_pair(lateness: int, script: Script) -> 
     assert all(p.state._index.nbytes == 0 for p in run.partitions)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(records, max_size=16), st.randoms(use_true_random=False), st.integers(1, 4))
 def test_the_order_of_arrival_does_not_matter(rows: list[Row], random: object, step: int) -> None:
     shuffled = list(rows)

@@ -17,6 +17,7 @@ from anabranch.node.schemas import build_programs, infer_schemas
 from anabranch.operators.base import SliceTime
 from anabranch.operators.hashing import key_groups
 from anabranch.operators.topk import TopK
+from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("n", pa.int32())])
 nan = float("nan")
@@ -61,7 +62,7 @@ slices = st.tuples(
 KERNELS = [TopK(("k",), 1, "x"), TopK(("k",), 3, "n"), TopK(("k",), 4, "x", descending=False)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(35), deadline=None)
 @given(st.sampled_from(KERNELS), st.lists(slices, max_size=6))
 def test_against_sorted_histories(
     kernel: TopK, script: list[tuple[list[Row], list[int], str]]

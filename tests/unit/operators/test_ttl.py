@@ -18,6 +18,7 @@ from anabranch.operators.distinct import CountDistinct
 from anabranch.operators.hashing import key_groups
 from anabranch.operators.topk import TopK
 from anabranch.operators.ttl import Ttl
+from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 AFTER = 5_000
@@ -74,7 +75,7 @@ Script = list[tuple[list[Row], int, int, list[int], str]]
 
 
 @pytest.mark.parametrize("ttl", [BY_EVENTS, BY_CLOCK], ids=["events", "clock"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_aggregates_against_keys_looked_at_one_by_one(ttl: Ttl, script: Script) -> None:
     kernel = KeyedAggregate(("k",), {"n": aggregates.count(), "sum": aggregates.sum("v")}, ttl)
@@ -93,7 +94,7 @@ def test_aggregates_against_keys_looked_at_one_by_one(ttl: Ttl, script: Script) 
 
 @pytest.mark.parametrize("ttl", [BY_EVENTS, BY_CLOCK], ids=["events", "clock"])
 @pytest.mark.parametrize("sweep_from", [1, 10_000], ids=["swept at once", "hardly ever swept"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_distinct_values_are_forgotten_with_their_key(
     sweep_from: int, ttl: Ttl, script: Script
@@ -127,7 +128,7 @@ def test_pairs_of_forgotten_keys_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("ttl", [BY_EVENTS, BY_CLOCK], ids=["events", "clock"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_rankings_against_keys_looked_at_one_by_one(ttl: Ttl, script: Script) -> None:
     kernel = TopK(("k",), 2, "v", ttl=ttl)

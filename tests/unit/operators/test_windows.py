@@ -15,6 +15,7 @@ from anabranch.operators.aggregates import count
 from anabranch.operators.base import SliceTime
 from anabranch.operators.hashing import key_groups
 from anabranch.operators.windows import Window, WindowedAggregate, hopping, tumbling
+from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.int64())])
 SECOND = 1_000_000
@@ -86,7 +87,7 @@ slices = st.tuples(
 WINDOWS = [(4, 4), (6, 2), (5, 3), (10, 5)]
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=examples(45), deadline=None)
 @given(st.sampled_from(WINDOWS), st.sampled_from([0, 3]), st.lists(slices, max_size=8))
 def test_against_a_model_that_looks_at_every_window(
     sizes: tuple[int, int], lateness: int, script: list[tuple[list[Row], int, list[int], str]]

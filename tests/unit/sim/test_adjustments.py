@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -16,8 +15,8 @@ from anabranch.sim.cluster import Cluster
 from anabranch.sim.faults import DriverCrashedError, Faults
 from anabranch.sim.requests import Request, Requests
 from anabranch.sim.world import World
+from effort import LONG
 
-LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 MACHINES = 4
 FAULTS = (*(f"n{i + 1}" for i in range(MACHINES)), "driver", "all")
 SCRIPTS: dict[str, list[Request | str]] = {

@@ -20,8 +20,8 @@ from anabranch.sim import Outcome, simulate
 from anabranch.sim.faults import Faults
 from anabranch.sim.oracle import Oracle
 from anabranch.sim.workload import Workload, random_workload
+from effort import LONG
 
-LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
 SEEDS = range(5_000 if LONG else 150)
 # Where a fault or the end of a driver may strike; each must have been met.
 STEPS = ("source", "wave", "end", "replay", "recovery", "poll", "prepare", "commit", "idle")

@@ -1,0 +1,11 @@
+"""How hard random tests try: more in `make test-long`."""
+
+from __future__ import annotations
+
+import os
+
+LONG = os.environ.get("ANABRANCH_LONG_TESTS") == "1"
+
+
+def examples(count: int) -> int:
+    return 5 * count if LONG else count
