@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from anabranch.control.load import DRAIN_LIMIT, Load
 from anabranch.errors import AdjustmentError
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, adjust, copied
+from anabranch.model.mapping import Mapping, adjust, copied, even_groups
 from anabranch.model.plan import Plan
 
 
@@ -67,7 +67,7 @@ class Wishes:
     def scale(
         self, operator: str, parallelism: int, mapping: Mapping, anyway: bool = False
     ) -> None:
-        """`anyway`: though another parallelism is wanted already, or it is what a recovery made."""
+        """`anyway`: though another parallelism is wanted already."""
         chain = self.chain_of(operator)
         groups = self._plan.topology.key_groups
         if parallelism < 1:
@@ -84,7 +84,7 @@ class Wishes:
             raise AdjustmentError(
                 f"{operator!r} is being scaled to {under_way} already; wait until that is done"
             )
-        if anyway or under_way or parallelism != len(mapping.partitions(chain)):
+        if under_way is not None or mapping.groups[chain] != even_groups(groups, parallelism):
             self._parallelism[chain] = parallelism
 
     def drain(self, node: NodeId, nodes: Sequence[NodeId], load: Load) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from anabranch.errors import StorageError
 
+PIECE_BYTES = 32 << 20
+
 
 @contextlib.contextmanager
 def explained(action: str, path: Path | str) -> Iterator[None]:
@@ -34,7 +36,7 @@ def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb", buffering=0) as file:
-                size = sum(_write_all(file.fileno(), part) for part in parts)
+                size = sum(_write_all(file.fileno(), part, sync) for part in parts)
                 if sync:
                     os.fsync(file.fileno())
             temporary.replace(path)
@@ -46,11 +48,15 @@ def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
     return size
 
 
-def _write_all(fd: int, part: Any) -> int:
+def _write_all(fd: int, part: Any, sync: bool) -> int:
+    """In pieces that the disk has before the next comes: whoever syncs a small file meanwhile (the
+    journal does, for every slice) must not wait for gigabytes."""
     view = memoryview(part).cast("B")
     done = 0
     while done < len(view):
-        done += os.write(fd, view[done : done + (1 << 30)])
+        done += os.write(fd, view[done : done + PIECE_BYTES])
+        if sync and done < len(view):
+            os.fdatasync(fd)
     return done
 
 
