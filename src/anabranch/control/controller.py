@@ -373,7 +373,7 @@ class Controller:
             self._lost = frozenset(self.mapping.owners)
             for chain, count in now.items():
                 if count != scaled[1][chain]:
-                    self._wishes.scale(chain, count, self.mapping)
+                    self._wishes.scale(chain, count, self.mapping, anyway=True)
         self._layout = self.mapping.groups
         self._layouts = dict.fromkeys(self._layouts, self._layout)
 

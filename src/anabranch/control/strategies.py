@@ -23,7 +23,8 @@ class Strategy:
 
 STRATEGIES = {
     "ours": Strategy(),
-    # As ours, but a scaling splits the newest checkpoint instead of making one.
+    # As ours, but a scaling splits the newest checkpoint instead of making one. Slices from before
+    # it are replayed by the partitions after it: whoever depends on order may see another one.
     "R+SM": Strategy(behind_scaling=True),
     "UB": Strategy(checkpoints=False),  # the whole history is replayed
     "SB": Strategy(checkpoints=False, backups=False),  # … from the sources
