@@ -198,6 +198,7 @@ def run_side(
             time.sleep(AFTER_S)
         files = writer.finish()
         _await(lambda: batches(query, writer, sources)[-1].newest_file == files - 1)
+        time.sleep(2.0)  # a listing may have missed a file that came just before the newest
         found = batches(query, writer, sources)
         job.stop() if job is not None else query.stop()
         spark.stop()
