@@ -156,3 +156,38 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
 
     disturbed(running, everybody)
     running.end()
+
+
+@pytest.mark.timeout(300)
+def test_a_copy_takes_over(cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path) -> None:
+    wait_for(lambda: len(cluster.executors()) == 3, 60)
+    running = Running(cluster, spark, tmp_path, strategy="AR")
+
+    def copied() -> bool:
+        mapping = running.mapping
+        return mapping is not None and mapping.copies.keys() == mapping.owners.keys()
+
+    wait_for(copied, 60)
+    running.slices(2)
+    victim = next(o.node for p, o in running.mapping.owners.items() if p.chain == "sum")
+    disturbed(running, lambda: cluster.kill(running.executor(victim)))
+    recovery = running.job.recoveries[-1]
+    assert recovery.promoted
+    assert not recovery.partitions
+    wait_for(copied, 60)  # made anew
+    running.end()
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_partition_comes_back_in_two(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    wait_for(lambda: len(cluster.executors()) == 3, 60)
+    running = Running(cluster, spark, tmp_path, parallel_recovery=2)
+    running.slices(3)
+    before = len(running.mapping.partitions("most"))
+    victim = next(o.node for p, o in running.mapping.owners.items() if p.chain == "most")
+    disturbed(running, lambda: cluster.kill(running.executor(victim)))
+    assert {p.index for p in running.job.recoveries[-1].partitions if p.chain == "most"} >= {before}
+    wait_for(lambda: len(running.mapping.partitions("most")) == before, 60)  # one again
+    running.end()
