@@ -53,7 +53,7 @@ class Sizes:
     phase_s: float
 
 
-FULL = Sizes(5, 30.0)
+FULL = Sizes(5, 20.0)
 QUICK = Sizes(1, 20.0)
 WARM = Sizes(1, 15.0)
 
