@@ -39,7 +39,7 @@ def measure(
     wrong = run.end()
     say(
         f"{name}, every {interval_s} s: on schedule after {sample.outcome.on_schedule:.1f} s, "
-        f"{sample.replayed} slices replayed"
+        f"{sample.replayed} slices replayed, {wrong[0]} counts lost, {wrong[1]} wrong"
     )
     return sample, wrong
 
