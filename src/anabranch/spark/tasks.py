@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pyspark.serializers import SpecialLengths
+
 from anabranch.node import client
 from anabranch.node.messages import JobSpec
 from anabranch.node.source_task import (
@@ -33,7 +35,35 @@ from anabranch.node.source_task import (
 gc.freeze()
 
 _LONG = struct.Struct("!q")
+_INT = struct.Struct("!i")
 _jobs: dict[bytes, JobSpec] = {}
+
+
+class WholeFrames:
+    """A PySpark deserializer: frames up to the mark that ends them.
+
+    PySpark takes the end of the stream for the end of the data, too. When an executor is killed its
+    Python workers live on for a moment: a source task that had got nothing yet, or a part, would
+    log that as its whole share, and a recovery would believe it.
+    """
+
+    def load_stream(self, stream: Any) -> Iterator[bytes]:
+        while True:
+            (length,) = _INT.unpack(_exactly(stream, _INT.size))
+            if length == SpecialLengths.END_OF_DATA_SECTION:
+                return
+            yield _exactly(stream, length)
+
+    def _load_stream_without_unbatching(self, stream: Any) -> Iterator[list[bytes]]:
+        """What PySpark's PairDeserializer asks for: frames in batches of one."""
+        return ([frame] for frame in self.load_stream(stream))
+
+
+def _exactly(stream: Any, length: int) -> bytes:
+    data: bytes = stream.read(length)
+    if len(data) < length:
+        raise EOFError("the executor went away in the middle of a task")
+    return data
 
 
 def source_frames(job: bytes, request: bytes, task: int, batches: Iterable[Any]) -> Iterator[bytes]:

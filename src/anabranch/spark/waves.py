@@ -45,8 +45,9 @@ from anabranch.node.source_task import ReplayRequest, SourceRequest
 from anabranch.spark import tasks
 from anabranch.spark.nodes import NodeWatch
 
-_FRAMES = NoOpSerializer()
+_FRAMES = tasks.WholeFrames()
 _PAIRS = PairDeserializer(_FRAMES, _FRAMES)
+_OUT = NoOpSerializer()  # also for the answers of a job, whose end the JVM does not mark
 
 
 class WaveRunner:
@@ -313,7 +314,7 @@ class WaveRunner:
     def _function(self, function: Any, deserializer: Any) -> Any:
         """A Python function from frames to frames, as the JVM's PythonRDD takes it."""
         sc = self._sc
-        command = (function, None, deserializer, _FRAMES)
+        command = (function, None, deserializer, _OUT)
         pickled, broadcasts, environment, includes = _prepare_for_python_RDD(sc, command)
         # No accumulator: with one, Spark's scheduler thread calls back into this process after
         # every task and waits for the answer, though there is never anything to add.
@@ -337,7 +338,7 @@ class WaveRunner:
         """Run the job; NodesLostError as soon as one of its nodes is known to be gone."""
         with self._watch.guarding(nodes) as guard:
             try:
-                answers = list(RDD(frames, self._sc, _FRAMES).collect())
+                answers = list(RDD(frames, self._sc, _OUT).collect())
                 self.control_bytes += sum(map(len, answers))
                 return answers
             except Exception:
