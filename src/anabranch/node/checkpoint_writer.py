@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import threading
 from pathlib import Path
@@ -12,13 +10,13 @@ from typing import Any
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import PartitionId
 from anabranch.model.reports import CheckpointWritten, Failure
+from anabranch.node.priority import give_way
 from anabranch.storage.checkpoint_files import checkpoint_name, write_checkpoint
 
 MAX_CHECKPOINT_QUEUE = 256  # sealed partitions that wait for the disk; more would fill memory
 # Files per partition that reports repeat: a cut that was given up leaves one the driver may not
 # have heard of, and one more may follow before it has.
 REPORTED_CHECKPOINTS = 4
-NICER = 10  # than the thread that runs slices, where both want the CPU
 
 
 class CheckpointWriter:
@@ -60,7 +58,7 @@ class CheckpointWriter:
             return tuple(self._failures)
 
     def _work(self) -> None:
-        _give_way()
+        give_way()
         while True:
             sealed = self._queue.get()
             if sealed is None:
@@ -84,10 +82,3 @@ class CheckpointWriter:
                 mine = sorted(n for p, n in self._written if p == partition)
                 for old in mine[:-REPORTED_CHECKPOINTS]:
                     del self._written[(partition, old)]
-
-
-def _give_way() -> None:
-    """On Linux, priority is a thread's own."""
-    with contextlib.suppress(OSError):
-        nice = os.getpriority(os.PRIO_PROCESS, 0) + NICER
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)

@@ -16,6 +16,7 @@ from anabranch.model.ids import PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.node.messages import JobSpec
 from anabranch.node.partition import Partition
+from anabranch.node.priority import give_way
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Preparations:
 
 
 def _load(root: Path, wanted: list[_Prepared]) -> None:
+    give_way()
     for prepared in wanted:
         partition = prepared.partition
         owned = {g: p == partition.id.index for g, p in enumerate(prepared.groups)}

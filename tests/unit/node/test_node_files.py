@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from anabranch.node.client import (
     socket_path,
     sweep,
 )
+from anabranch.node.priority import NICER, give_way
 
 SUFFIXES = (".sock", ".lock", ".log", ".spill")
 
@@ -94,3 +96,18 @@ def test_a_node_process_ends_with_its_executor_and_leaves_nothing(tmp_path: Path
         node.kill()
         executor.kill()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_background_threads_give_way() -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    found: list[int] = []
+
+    def work() -> None:
+        give_way()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [min(19, mine + NICER)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
