@@ -149,6 +149,8 @@ class Killer:
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
+            if "python" not in command.partition("\0")[0]:
+                continue  # JVMs have the name in their settings
             server = deed == "node process" and command.rstrip("\0").endswith(f"\0{executor}")
             if mark in command and (server or (deed == "worker" and parent != executor)):
                 return pid
