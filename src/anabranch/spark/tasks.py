@@ -21,6 +21,7 @@ from typing import Any
 
 from pyspark.serializers import SpecialLengths
 
+from anabranch.errors import ClusterError
 from anabranch.node import client
 from anabranch.node.messages import JobSpec
 from anabranch.node.source_task import (
@@ -133,11 +134,15 @@ def wave_frames(task: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[byt
 
 
 def control_frames(task: int, requests: Iterable[Any]) -> Iterator[bytes]:
-    """Warm, poll or forget: one request in, one answer out; an error travels as a value."""
+    """Warm, prepare, poll or forget: one request in, one answer out. An error travels as a value,
+    but for a node process that went away: Spark tries again, as it does with a wave, and the
+    answer of the next process says that its partitions are gone."""
     for pair in requests:
         request = pair[0] if isinstance(pair, tuple) else pair
         try:
             answer, _ = client.call(pickle.loads(request))
+        except ClusterError:
+            raise
         except Exception as e:
             answer = e
         yield pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
