@@ -24,7 +24,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Any:
 def test_a_node_process_that_goes_away_is_for_spark_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Found by `benchmarks.kills`: one that was killed while state was loaded ahead ended the run."""
+    """Found by `benchmarks.kills`: killed while state was loaded ahead, it ended the run."""
     with pytest.raises(ClusterError, match="went away"):
         asked(monkeypatch, ClusterError("the node process behind x.sock went away"))
 
