@@ -23,7 +23,7 @@ from flow_topology import build
 from oracle import Dataflow
 
 SETTINGS = settings(
-    max_examples=examples(15),
+    max_examples=examples(10),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # shrinking a whole run takes minutes

@@ -22,7 +22,7 @@ from anabranch.sim.oracle import Oracle
 from anabranch.sim.workload import Workload, random_workload
 from effort import LONG
 
-SEEDS = range(5_000 if LONG else 150)
+SEEDS = range(5_000 if LONG else 110)
 # Where a fault or the end of a driver may strike; each must have been met.
 STEPS = ("source", "wave", "end", "replay", "recovery", "poll", "prepare", "commit", "idle")
 COMMANDS = ("PreparePartitions", "WriteHead", "RecoverPartitions", "RunSlice", "WriteSlice")
