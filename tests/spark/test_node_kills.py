@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,11 @@ class Running:
         goal = (newest.slice if newest else 0) + more
         wait_for(lambda: (p := self.job.last_progress) is not None and p.slice >= goal, 90)
 
+    def on_all_nodes(self) -> None:
+        """Nodes that the test before has killed may join only now, and get their share."""
+        wait_for(lambda: self.mapping is not None and len(self.mapping.nodes) == 3, 90)
+        self.slices(2)
+
     def executor(self, node: str) -> int:
         return self.cluster.executors()[node][0]
 
@@ -103,6 +108,14 @@ class Running:
         self.job.stop()
         assert self.job.exception is None
         check_output(self.root, pl.concat(self.frames))
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on(spark: SparkSession) -> Iterator[None]:
+    """A test that failed must not leave its job to the next."""
+    yield
+    for query in spark.streams.active:
+        query.stop()
 
 
 def disturbed(running: Running, disturb: Callable[[], None]) -> None:
@@ -143,9 +156,8 @@ def test_whatever_happens_to_nodes_every_slice_is_right(
 def test_all_nodes_at_once_and_no_backups_but_the_log(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    wait_for(lambda: len(cluster.executors()) == 3, 60)
     running = Running(cluster, spark, tmp_path, backups="sources")
-    running.slices(2)
+    running.on_all_nodes()
     victim = next(o.node for p, o in running.mapping.owners.items() if p.chain == "most")
     disturbed(running, lambda: cluster.kill(running.executor(victim)))
     assert running.job.recoveries[-1].shadows > 0
@@ -160,8 +172,8 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
 
 @pytest.mark.timeout(300)
 def test_a_copy_takes_over(cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path) -> None:
-    wait_for(lambda: len(cluster.executors()) == 3, 60)
     running = Running(cluster, spark, tmp_path, strategy="AR")
+    running.on_all_nodes()
 
     def copied() -> bool:
         mapping = running.mapping
@@ -182,9 +194,8 @@ def test_a_copy_takes_over(cluster: EmbeddedCluster, spark: SparkSession, tmp_pa
 def test_a_lost_partition_comes_back_in_two(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    wait_for(lambda: len(cluster.executors()) == 3, 60)
     running = Running(cluster, spark, tmp_path, parallel_recovery=2)
-    running.slices(3)
+    running.on_all_nodes()
     before = len(running.mapping.partitions("most"))
     victim = next(o.node for p, o in running.mapping.owners.items() if p.chain == "most")
     disturbed(running, lambda: cluster.kill(running.executor(victim)))
