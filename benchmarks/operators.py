@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,15 +23,16 @@ from pyspark.sql import functions as F
 import anabranch as ab
 from benchmarks import peers, report
 from benchmarks.workloads import (
+    COMPARED,
     SETTINGS,
     SIDES,
     Run,
     Shape,
+    compared,
     read_files,
     run_ours,
     say,
     scratch,
-    spread,
     turns,
     write_events,
     write_result,
@@ -317,8 +317,7 @@ def check(answers: dict[str, list[Answer]]) -> None:
             )
 
 
-# Thousands of rows; seconds; per million rows: CPU seconds and megabytes shuffled.
-COLUMNS = ["operator", "slice", "side", "k/s", "s/batch", "CPU s/M", "MB/M", "ratio"]
+COLUMNS = ["operator", "slice", *COMPARED]
 
 
 def rows(sizes: dict[str, Size], samples: Samples) -> tuple[list[list[object]], dict[str, float]]:
@@ -327,22 +326,9 @@ def rows(sizes: dict[str, Size], samples: Samples) -> tuple[list[list[object]], 
     for name in dict.fromkeys(name for name, _ in samples):
         suffix = next(s for s in sorted(sizes, reverse=True) if name.endswith(s))
         size = sizes[suffix]
-        rates = {s: [size.rows / 1e3 / r.mean for r in samples[name, s]] for s in SIDES}
-        figures[name] = statistics.median(rates["ours"]) / statistics.median(rates["theirs"])
-        for side, rate in rates.items():
-            runs, millions = samples[name, side], size.rows / 1e6
-            table.append(
-                [
-                    name.removesuffix(suffix),
-                    f"{size.rows // 1000:,} k",
-                    side,
-                    spread(rate),
-                    spread([r.median for r in runs]),
-                    statistics.median(r.cpu_s / millions for r in runs),
-                    statistics.median(r.shuffled_bytes / 1e6 / millions for r in runs),
-                    figures[name] if side == "ours" else "",
-                ]
-            )
+        mine = {side: samples[name, side] for side in SIDES}
+        lines, figures[name] = compared(name.removesuffix(suffix), size.rows, mine)
+        table += lines
     return table, figures
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,16 @@ from typing import Any
 import anabranch as ab
 from benchmarks import peers, report
 from benchmarks.workloads import (
+    COMPARED,
     SETTINGS,
     SIDES,
     Run,
     Shape,
+    compared,
     our_word_count,
     run_ours,
     say,
     scratch,
-    spread,
     turns,
     write_result,
     write_sentences,
@@ -97,30 +97,15 @@ def _run(cluster: Any, spark: Any, side: str, source: Path, case: Case, root: Pa
     return run
 
 
-# Thousands of sentences; seconds; per million sentences: CPU seconds and megabytes shuffled.
-COLUMNS = ["case", "batch", "side", "k/s", "s/batch", "CPU s/M", "MB/M", "ratio"]
+COLUMNS = ["case", "batch", *COMPARED]
 
 
 def rows(cases: dict[str, Case], samples: Samples) -> tuple[list[list[object]], dict[str, float]]:
     table: list[list[object]] = []
     figures: dict[str, float] = {}
     for name, case in cases.items():
-        rates = {s: [case.rows / 1e3 / r.mean for r in samples[name, s]] for s in SIDES}
-        figures[name] = statistics.median(rates["ours"]) / statistics.median(rates["theirs"])
-        for side, rate in rates.items():
-            runs, millions = samples[name, side], case.rows / 1e6
-            table.append(
-                [
-                    name,
-                    f"{case.rows // 1000:,} k",
-                    side,
-                    spread(rate),
-                    spread([r.median for r in runs]),
-                    statistics.median(r.cpu_s / millions for r in runs),
-                    statistics.median(r.shuffled_bytes / 1e6 / millions for r in runs),
-                    figures[name] if side == "ours" else "",
-                ]
-            )
+        lines, figures[name] = compared(name, case.rows, {s: samples[name, s] for s in SIDES})
+        table += lines
     return table, figures
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -298,6 +298,32 @@ def say(text: str) -> None:
 def spread(values: list[float]) -> str:
     """Median, and the range of the samples."""
     return f"{statistics.median(values):.3g} [{min(values):.3g}–{max(values):.3g}]"
+
+
+# Thousands of rows; seconds; per million rows: CPU seconds and megabytes shuffled.
+COMPARED = ["side", "k/s", "s/batch", "CPU s/M", "MB/M", "ratio"]
+
+
+def compared(
+    name: str, rows: int, samples: Mapping[str, Sequence[Run]]
+) -> tuple[list[list[object]], float]:
+    """A line per side (name, batch, then COMPARED), and the ratio of their rates."""
+    rates = {side: [rows / 1e3 / r.mean for r in runs] for side, runs in samples.items()}
+    ratio = statistics.median(rates["ours"]) / statistics.median(rates["theirs"])
+    lines: list[list[object]] = [
+        [
+            name,
+            f"{rows // 1000:,} k",
+            side,
+            spread(rates[side]),
+            spread([r.median for r in runs]),
+            statistics.median(1e6 / rows * r.cpu_s for r in runs),
+            statistics.median(r.shuffled_bytes / rows for r in runs),
+            ratio if side == "ours" else "",
+        ]
+        for side, runs in samples.items()
+    ]
+    return lines, ratio
 
 
 def write_result(

@@ -49,6 +49,10 @@ class Mapping:
         """The partitions that a node has a copy of, and the epochs of their owners."""
         return {p: self.owners[p].epoch for p, n in self.copies.items() if n == node}
 
+    def held_by(self, node: NodeId) -> dict[PartitionId, int]:
+        """The partitions of a node and those it has a copy of, with their epochs."""
+        return self.hosted_by(node) | self.copied_by(node)
+
     def partitions(self, chain: str) -> list[PartitionId]:
         return [p for p in self.owners if p.chain == chain]
 

@@ -129,7 +129,7 @@ class Host:
         self._refuse_older(request.run)
         plan = request.plan
         self._preparations.begin(
-            self._job_of(request.spec), plan, _held_by(plan.mapping, request.node)
+            self._job_of(request.spec), plan, plan.mapping.held_by(request.node)
         )
         return replace(self._report(), node=request.node)
 
@@ -203,7 +203,7 @@ class Host:
         """The partitions the mapping gives to this node at one depth, and the copies."""
         assert self._mapping is not None
         assert self._job is not None
-        mine = _held_by(self._mapping, self._node)
+        mine = self._mapping.held_by(self._node)
         return [p for p in mine if self._job.programs[p.chain].chain.depth == depth]
 
     def _apply(
@@ -330,7 +330,7 @@ class Host:
         else:
             job = self._job
             kept = self._partitions
-        mine = _held_by(plan.mapping, request.node)
+        mine = plan.mapping.held_by(request.node)
         promoted = {p: x for p, x in kept.items() if p in plan.promoted and p in mine}
         kept = {p: x for p, x in kept.items() if mine.get(p) == x.epoch} | promoted
         taken = {
@@ -553,11 +553,6 @@ def route_of(edge: Edge, mapping: Mapping, nodes: Sequence[NodeId], key_groups: 
     groups = np.asarray(mapping.groups[edge.target], dtype=np.uint16)
     copies = {p.index: position[mapping.copies[p]] for p in owners if p in mapping.copies}
     return Route(edge.keys, key_groups, groups, node_of, copies)
-
-
-def _held_by(mapping: Mapping, node: NodeId) -> dict[PartitionId, int]:
-    """The partitions of a node and the copies it has, with their epochs."""
-    return mapping.hosted_by(node) | mapping.copied_by(node)
 
 
 def _resident_bytes() -> int:

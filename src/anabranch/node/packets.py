@@ -108,36 +108,19 @@ def cut(
 
     `only` names the partitions to cut for, where not all of them need the rows.
     """
-    bundles = _cut(table, route, nodes, edge, slice_no, source, epoch, only)
-    if not route.node_of_copy or table.num_rows == 0 or only is not None:
-        return bundles  # a recovery rebuilds no copies
-    homes = route.node_of_partition.copy()
-    homes[list(route.node_of_copy)] = list(route.node_of_copy.values())
-    elsewhere = replace(route, node_of_partition=homes, node_of_copy={})
-    more = _cut(table, elsewhere, nodes, edge, slice_no, source, epoch, set(route.node_of_copy))
-    return [_joined(a, b) for a, b in zip(bundles, more, strict=True)]
-
-
-def _joined(bundle: Bundle, more: Bundle) -> Bundle:
-    """One bundle for a node's own partitions and the copies it has."""
-    if bundle.table is None or more.table is None:
-        return bundle if more.table is None else more
-    first = bundle.table.num_rows
-    moved = {p: (start + first, stop + first) for p, (start, stop) in more.ranges.items()}
-    table = pa.concat_tables([bundle.table, more.table]).combine_chunks()
-    return replace(bundle, ranges=bundle.ranges | moved, table=table)
-
-
-def _cut(
-    table: pa.Table,
-    route: Route,
-    nodes: int,
-    edge: int,
-    slice_no: int,
-    source: int,
-    epoch: int,
-    only: Collection[int] | None,
-) -> list[Bundle]:
+    if route.node_of_copy and only is None:  # a recovery rebuilds no copies
+        own = replace(route, node_of_copy={})
+        homes = route.node_of_partition.copy()
+        homes[list(route.node_of_copy)] = list(route.node_of_copy.values())
+        elsewhere, copied = replace(own, node_of_partition=homes), set(route.node_of_copy)
+        return [
+            _joined(bundle, more)
+            for bundle, more in zip(
+                cut(table, own, nodes, edge, slice_no, source, epoch),
+                cut(table, elsewhere, nodes, edge, slice_no, source, epoch, copied),
+                strict=True,
+            )
+        ]
     empty = [Bundle(edge, slice_no, source, epoch, {}, None) for _ in range(nodes)]
     if table.num_rows == 0:
         return empty
@@ -172,6 +155,16 @@ def _cut(
         else empty[n]
         for n, r in enumerate(ranges)
     ]
+
+
+def _joined(bundle: Bundle, more: Bundle) -> Bundle:
+    """One bundle for a node's own partitions and the copies it has."""
+    if bundle.table is None or more.table is None:
+        return bundle if more.table is None else more
+    first = bundle.table.num_rows
+    moved = {p: (start + first, stop + first) for p, (start, stop) in more.ranges.items()}
+    table = pa.concat_tables([bundle.table, more.table]).combine_chunks()
+    return replace(bundle, ranges=bundle.ranges | moved, table=table)
 
 
 def encode_blob(bundles: Sequence[Bundle], facts: SideFacts | None = None) -> list[Any]:

@@ -19,7 +19,7 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from anabranch.errors import AnabranchError, InvariantError
 from anabranch.node import wire
@@ -72,10 +72,10 @@ def serve(path: Path, executor_pid: int) -> None:
                     connection, _ = listener.accept()
                     selector.register(connection, selectors.EVENT_READ, "task")
                 else:
-                    connection = key.fileobj  # type: ignore[assignment]
-                    if not _answer(connection, hosts):
-                        selector.unregister(connection)
-                        connection.close()
+                    task = cast("socket.socket", key.fileobj)
+                    if not _answer(task, hosts):
+                        selector.unregister(task)
+                        task.close()
 
 
 def _answer(connection: socket.socket, hosts: Hosts) -> bool:

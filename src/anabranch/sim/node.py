@@ -82,7 +82,7 @@ class SimNode:
 
     def prepare(self, call: Prepare) -> NodeReport:
         self._refuse_older(call.run)
-        mine = _held_by(call.plan.mapping, call.node)
+        mine = call.plan.mapping.held_by(call.node)
         for load in self.preparations.begin(call.plan, mine, self._empty):
             self._background(self, load)
         return replace(self._report(), node=call.node)
@@ -148,7 +148,7 @@ class SimNode:
     def _expected(self, depth: int) -> list[PartitionId]:
         assert self.mapping is not None
         chains = self._job.plan.by_name
-        return [p for p in _held_by(self.mapping, self.node) if chains[p.chain].depth == depth]
+        return [p for p in self.mapping.held_by(self.node) if chains[p.chain].depth == depth]
 
     def _apply(
         self, partition: SimPartition, plan: SlicePlan, source_tasks: int | None
@@ -255,7 +255,7 @@ class SimNode:
 
     def _install(self, call: Recover) -> None:
         plan = call.plan
-        mine = _held_by(plan.mapping, call.node)
+        mine = plan.mapping.held_by(call.node)
         kept = self._kept(call, mine)
         taken = {
             p: self._restored(plan, p, epoch)
@@ -419,8 +419,3 @@ class SimNode:
     @staticmethod
     def _nothing(nodes: Sequence[NodeId]) -> list[Blob]:
         return [Blob() for _ in nodes]
-
-
-def _held_by(mapping: Mapping, node: NodeId) -> dict[PartitionId, int]:
-    """The partitions of a node and the copies it has, with their epochs."""
-    return mapping.hosted_by(node) | mapping.copied_by(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch.errors import StorageError
 from anabranch.model.ids import PartitionId
@@ -47,7 +48,7 @@ class SimPreparations:
             if p not in kept
         }
         self._loading = kept | new
-        return [lambda x=x: self._load(x) for x in new.values()]  # type: ignore[misc]
+        return [partial(self._load, prepared) for prepared in new.values()]
 
     def _load(self, prepared: _Prepared) -> None:
         try:
