@@ -3,7 +3,7 @@
 Three parts. Throughput and slice time of words counted by second and then in all, with backups and
 a checkpoint every two seconds, against neither, in interleaved pairs. What travels and what is kept
 when checkpoints, and with them trimming, come every 1 to 5 seconds: requests and reports, and the
-packets of the shuffle, both counted as bytes on the wire; active replication (AR) would send every
+packets of the shuffle, both counted as bytes on the wire; active replication (AR) sends every
 packet a second time. And how much later slices are because of checkpoints, by size of the state:
 written in the background as we do, or waited for as a synchronous system does (SC).
 """
@@ -330,7 +330,7 @@ def _report(
     if not quick:
         note = (
             f"{NODES} nodes; {len(both)} interleaved pairs of applications; {RATE:,} events/s "
-            "while traffic is counted. Active replication would send the data bytes twice: "
+            "while traffic is counted. Active replication sends the data bytes twice: "
             f"{1 / control:,.0f} times what control takes."
         )
         rest = f"`{json.dumps(figures)}`"
