@@ -172,10 +172,10 @@ class Partition:
     def restore(self, root: Path, files: Iterable[str], owned: Mapping[int, bool]) -> None:
         """Load checkpoint files, oldest first; only rows of the partition's own key groups."""
         for file in files:
-            for operator, tables in read_checkpoint(root, file).items():
+            for operator, tables in read_checkpoint(root, file, lambda t: _only(t, owned)).items():
                 if operator in self.states:
                     for table in tables:
-                        self.states[operator].load(_only(table, owned))
+                        self.states[operator].load(table)
 
 
 def spill(output: Output, directory: Path) -> None:

@@ -1,19 +1,25 @@
 """Checkpoint files: the state of one partition at one slice, whole or as a delta.
 
-    ANBRCKP1 | header length (8 bytes) | header's CRC-32 (4 bytes) | header JSON | sections
+    ANBRCKP2 | header | piece | piece | …
 
-Numbers are big endian. The header names the partition, slice and epoch and lists one section per
-stateful operator: its name, Arrow IPC bytes' length and CRC-32. A file that is short or whose CRCs
-do not match is refused with a StorageError, so that the caller can fall back on the cut before.
+Header and pieces are each a length (8 bytes), a CRC-32 (4 bytes), both big endian, and as many
+bytes. The header (JSON) names the partition, slice and epoch and, for every piece, whose it is;
+pieces are Arrow IPC streams of some 16 MB. They are written as they are made and read one by one:
+neither side has a whole table twice, and who reads a part of the key groups has the rest of one
+piece at most. A file that is short or whose CRCs do not match is refused with a StorageError, so
+that the caller can fall back on the cut before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -21,7 +27,9 @@ from anabranch.errors import StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.storage import checkpoint_store
 
-MAGIC = b"ANBRCKP1"
+MAGIC = b"ANBRCKP2"
+PIECE_BYTES = 16 << 20
+FRAME_BYTES = 12  # of length and CRC
 
 
 def encode_table(table: pa.Table) -> pa.Buffer:
@@ -38,22 +46,41 @@ def decode_table(data: Any) -> pa.Table:
         return reader.read_all()
 
 
-def encode_header(magic: bytes, header: Mapping[str, Any]) -> list[bytes]:
-    """The beginning of a file of sections: a damaged name must not lose its section unseen."""
-    data = json.dumps(header).encode()
-    return [magic, len(data).to_bytes(8, "big"), zlib.crc32(data).to_bytes(4, "big"), data]
+def encode_header(magic: bytes, header: Mapping[str, Any]) -> list[Any]:
+    """The beginning of a file: a damaged name must not lose its section unseen."""
+    return [magic, *_frame(json.dumps(header).encode())]
 
 
-def decode_header(magic: bytes, file: memoryview) -> tuple[dict[str, Any], int]:
-    """The header and where the sections begin; ValueError for a damaged one."""
-    if bytes(file[:8]) != magic:
+def decode_header(magic: bytes, file: BinaryIO) -> dict[str, Any]:
+    """The header, read up to its end; ValueError for a damaged one."""
+    if file.read(len(magic)) != magic:
         raise ValueError(f"it does not begin with {magic.decode()}")
-    end = 20 + int.from_bytes(file[8:16], "big")
-    data = bytes(file[20:end])
-    if zlib.crc32(data) != int.from_bytes(file[16:20], "big"):
-        raise ValueError("its header is torn")
-    header: dict[str, Any] = json.loads(data)
-    return header, end
+    header: dict[str, Any] = json.loads(_read_frame(file, "its header"))
+    return header
+
+
+def _frame(data: Any) -> list[Any]:
+    return [len(data).to_bytes(8, "big"), zlib.crc32(data).to_bytes(4, "big"), data]
+
+
+def _read_frame(file: BinaryIO, what: str) -> bytes:
+    size, crc = _read_frame_start(file, what)
+    data = file.read(size)
+    if zlib.crc32(data) != crc:
+        raise ValueError(f"{what} is torn")
+    return data
+
+
+def _read_frame_start(file: BinaryIO, what: str) -> tuple[int, int]:
+    """Length and CRC of what follows; a length that cannot be is none."""
+    start = file.read(FRAME_BYTES)
+    size = int.from_bytes(start[:8], "big")
+    here = file.tell()
+    left = file.seek(0, io.SEEK_END) - here
+    file.seek(here)
+    if len(start) < FRAME_BYTES or size > left:
+        raise ValueError(f"{what} is torn")
+    return size, int.from_bytes(start[8:], "big")
 
 
 def checkpoint_name(
@@ -73,36 +100,56 @@ def write_checkpoint(
     states: Mapping[str, list[pa.Table]],
 ) -> int:
     """Write every operator's tables (several deltas may have piled up); returns the size."""
-    sections: list[dict[str, Any]] = []
-    buffers: list[pa.Buffer] = []
-    for operator, tables in states.items():
-        for table in tables:
-            data = encode_table(table)
-            buffers.append(data)
-            sections.append({"operator": operator, "bytes": data.size, "crc": zlib.crc32(data)})
+    pieces = [
+        (operator, number, piece)
+        for operator, tables in states.items()
+        for number, table in enumerate(tables)
+        for piece in _pieces(table)
+    ]
     header = {
         "chain": partition.chain,
         "index": partition.index,
         "slice": slice_no,
         "epoch": epoch,
-        "sections": sections,
+        "pieces": [[operator, number] for operator, number, _ in pieces],
     }
-    return checkpoint_store.write(root, name, [*encode_header(MAGIC, header), *buffers])
+    frames = (part for _, _, piece in pieces for part in _frame(encode_table(piece)))
+    return checkpoint_store.write(root, name, chain(encode_header(MAGIC, header), frames))
 
 
-def read_checkpoint(root: Path, name: str) -> dict[str, list[pa.Table]]:
-    """Per operator its tables, oldest first; a damaged file is refused."""
-    view = memoryview(checkpoint_store.read(root, name))
+def _pieces(table: pa.Table) -> list[pa.Table]:
+    """At least one: an empty table has a schema, too."""
+    rows = max(1, table.num_rows * PIECE_BYTES // max(1, table.nbytes))
+    return [table.slice(start, rows) for start in range(0, max(1, table.num_rows), rows)]
+
+
+def read_checkpoint(
+    root: Path, name: str, wanted: Callable[[pa.Table], pa.Table] = lambda table: table
+) -> dict[str, list[pa.Table]]:
+    """Per operator what is wanted of its tables, oldest first; a damaged file is refused."""
+    with _refused(root, name), checkpoint_store.opened(root, name) as file:
+        found: dict[str, dict[int, list[pa.Table]]] = {}
+        for operator, number in decode_header(MAGIC, file)["pieces"]:
+            piece = decode_table(_read_frame(file, f"the state of {operator!r}"))
+            found.setdefault(operator, {}).setdefault(number, []).append(wanted(piece))
+    return {o: [pa.concat_tables(ps) for ps in tables.values()] for o, tables in found.items()}
+
+
+def piece_bytes(root: Path, name: str) -> dict[str, int]:
+    """Per operator the bytes of its pieces, which are skipped."""
+    sizes: dict[str, int] = {}
+    with _refused(root, name), checkpoint_store.opened(root, name) as file:
+        for operator, _ in decode_header(MAGIC, file)["pieces"]:
+            size, _ = _read_frame_start(file, f"the state of {operator!r}")
+            file.seek(size, io.SEEK_CUR)
+            sizes[operator] = sizes.get(operator, 0) + size
+    return sizes
+
+
+@contextlib.contextmanager
+def _refused(root: Path, name: str) -> Iterator[None]:
     try:
-        header, offset = decode_header(MAGIC, view)
-        states: dict[str, list[pa.Table]] = {}
-        for section in header["sections"]:
-            part = view[offset : offset + section["bytes"]]
-            if zlib.crc32(part) != section["crc"]:
-                raise ValueError(f"the state of {section['operator']!r} is torn")
-            states.setdefault(section["operator"], []).append(decode_table(part))
-            offset += section["bytes"]
-    except (ValueError, KeyError, pa.ArrowException) as e:
+        yield
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as e:
         where = name if checkpoint_store.is_url(name) else str(root / name)
         raise StorageError(f"the checkpoint {where} is damaged: {e}", path=where) from e
-    return states

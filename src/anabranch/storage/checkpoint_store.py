@@ -8,9 +8,10 @@ names it, which is after it was written: a store needs neither rename nor locks 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from anabranch.errors import ConfigError, StorageError
 from anabranch.storage.files import explained, write_atomic
@@ -18,17 +19,20 @@ from anabranch.storage.files import explained, write_atomic
 LOCAL = "checkpoints"  # below the checkpoint directory
 
 
-def read(root: Path, name: str, end: int | None = None) -> bytes:
-    """A file's bytes, or the first `end` of them."""
+@contextlib.contextmanager
+def opened(root: Path, name: str) -> Iterator[BinaryIO]:
+    """A file to be read."""
     if not is_url(name):
         with explained("read", root / name), (root / name).open("rb") as file:
-            return file.read() if end is None else file.read(end)
+            yield file
+        return
     with _explained("read", name):
         system, path = _located(name)
-        return bytes(system.cat_file(path, 0, end))
+        data = system.cat_file(path)
+    yield io.BytesIO(data)
 
 
-def write(root: Path, name: str, parts: Sequence[Any]) -> int:
+def write(root: Path, name: str, parts: Iterable[Any]) -> int:
     """Write `parts` as one file that survives a crash; its size."""
     if not is_url(name):
         return write_atomic(root / name, parts, sync=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,14 @@ def explained(action: str, path: Path | str) -> Iterator[None]:
         ) from e
 
 
-def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
+def write_atomic(path: Path, parts: Iterable[Any], sync: bool = False) -> int:
     """Write `parts` as one file; returns its size. `sync` survives a crash of the machine too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb", buffering=0) as file:
-                size = sum(_write_all(file.fileno(), part, sync) for part in parts)
+                size = _write_all(file.fileno(), parts, sync)
                 if sync:
                     os.fsync(file.fileno())
             temporary.replace(path)
@@ -48,16 +48,20 @@ def write_atomic(path: Path, parts: Sequence[Any], sync: bool = False) -> int:
     return size
 
 
-def _write_all(fd: int, part: Any, sync: bool) -> int:
+def _write_all(fd: int, parts: Iterable[Any], sync: bool) -> int:
     """In pieces that the disk has before the next comes: whoever syncs a small file meanwhile (the
     journal does, for every slice) must not wait for gigabytes."""
-    view = memoryview(part).cast("B")
-    done = 0
-    while done < len(view):
-        done += os.write(fd, view[done : done + PIECE_BYTES])
-        if sync and done < len(view):
-            os.fdatasync(fd)
-    return done
+    size = unsynced = 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while len(view):
+            done = os.write(fd, view[:PIECE_BYTES])
+            view = view[done:]
+            size, unsynced = size + done, unsynced + done
+            if sync and unsynced >= PIECE_BYTES:
+                os.fdatasync(fd)
+                unsynced = 0
+    return size
 
 
 def sync_directory(path: Path) -> None:

@@ -12,6 +12,7 @@ driver, or from an attempt that was given up, cannot touch them.
 
 from __future__ import annotations
 
+import io
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -73,7 +74,8 @@ def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
     with explained("read", path):
         data = memoryview(path.read_bytes())
     try:
-        header, offset = decode_header(MAGIC, data)
+        file = io.BytesIO(data)
+        header, offset = decode_header(MAGIC, file), file.tell()
         tables: dict[str, pa.Table] = {}
         for section in header["sections"]:
             part = data[offset : offset + section["bytes"]]

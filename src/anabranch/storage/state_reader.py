@@ -20,8 +20,7 @@ from anabranch.errors import ConfigError, StorageError
 from anabranch.model.slices import Cut, SliceRecord
 from anabranch.operators.aggregate_state import PAIR_OF
 from anabranch.operators.base import DELETED, GROUP
-from anabranch.storage import checkpoint_store
-from anabranch.storage.checkpoint_files import MAGIC, decode_header, read_checkpoint
+from anabranch.storage.checkpoint_files import piece_bytes, read_checkpoint
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.kernel_settings import decode, decode_schema
 
@@ -219,9 +218,6 @@ def _section_bytes(root: Path, cut: Cut, chain: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     files = {f for key, fs in cut.files.items() if key.rpartition("/")[0] == chain for f in fs}
     for file in sorted(files):
-        start = checkpoint_store.read(root, file, 20)
-        start = checkpoint_store.read(root, file, 20 + int.from_bytes(start[8:16], "big"))
-        for section in decode_header(MAGIC, memoryview(start))[0]["sections"]:
-            name = section["operator"]
-            sizes[name] = sizes.get(name, 0) + section["bytes"]
+        for name, size in piece_bytes(root, file).items():
+            sizes[name] = sizes.get(name, 0) + size
     return sizes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from anabranch.control.strategies import STRATEGIES
 from anabranch.driver.actions import NodesLostError, now_ms
 from anabranch.driver.preparing import JobParts, RunConfig
 from anabranch.errors import ClusterError
-from anabranch.model.events import StopRequested
+from anabranch.model.events import NodesPolled, StopRequested
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -298,6 +299,13 @@ class LocalRun:
     def stop(self) -> None:
         self.driver._handle(StopRequested(now_ms()))
         self.driver._release()
+
+    def await_cut(self) -> None:
+        """Ask the nodes until the checkpoint under way is on disk, however slow that is."""
+        while self.driver.controller._checkpoints.in_flight:
+            time.sleep(0.001)
+            reports = self.nodes.poll(self.driver.actions.run, self.nodes.nodes)
+            self.driver._handle(NodesPolled(tuple(reports), now_ms()))
 
     def kill(self) -> None:
         """What a SIGKILL leaves: an unlocked directory and nothing else."""

@@ -31,6 +31,7 @@ def run_with_faults(root: Path, seed: int) -> None:
     run = LocalRun(comparison.topology(), root, 2, faults)
     for i in range(6):
         comparison.feed(run, [{"s": [(k, k + i) for k in range(5)]}, {"s": [(1, i)]}])
+        run.await_cut()
     run.kill()
     run = LocalRun(comparison.topology(), root, 1)
     comparison.feed(run, [{"s": [(k, 1) for k in range(5)]}])

@@ -24,7 +24,7 @@ def fed(comparison: Comparison, root: Path, batches: int, interval: int = 1) -> 
     run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval)
     for n in range(batches):
         comparison.feed(run, batch(n))
-        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        run.await_cut()
     run.stop()
     comparison.feed(LocalRun(comparison.topology(), root, checkpoint_interval_ms=10**9), batch(50))
 

@@ -35,7 +35,7 @@ def fed(
     run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval, checkpoints=url)
     for n in batches:
         comparison.feed(run, batch(n))
-        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        run.await_cut()
     return run
 
 

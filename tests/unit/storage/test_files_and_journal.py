@@ -15,7 +15,13 @@ import pytest
 from anabranch.errors import CheckpointLockedError, StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut, SliceRecord
-from anabranch.storage.checkpoint_files import checkpoint_name, read_checkpoint, write_checkpoint
+from anabranch.storage import checkpoint_files
+from anabranch.storage.checkpoint_files import (
+    checkpoint_name,
+    piece_bytes,
+    read_checkpoint,
+    write_checkpoint,
+)
 from anabranch.storage.files import write_atomic
 from anabranch.storage.journal import DirectoryLock, Head, Journal, _line
 from anabranch.storage.source_log import log_path, read_log, trim, write_log
@@ -164,13 +170,23 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "a").read_bytes() == b"0123456789ab"
 
 
-def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece", [1, 100, 1 << 20])
+def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(checkpoint_files, "PIECE_BYTES", piece)
     partition = PartitionId("c", 1)
     name = checkpoint_name(partition, 7, 2)
     states = {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]}
     write_checkpoint(tmp_path, name, partition, 7, 2, states)
     found = read_checkpoint(tmp_path, name)
     assert [t.equals(TABLE) for t in found["a"]] == [True, True]
+    assert [t.equals(TABLE.slice(0, 0)) for t in found["b"]] == [True]
+    sizes = piece_bytes(tmp_path, name)
+    assert list(sizes) == ["a", "b"]
+    assert sum(sizes.values()) < (tmp_path / name).stat().st_size
+    some = read_checkpoint(tmp_path, name, lambda t: t.filter(t["k"].is_valid()))
+    assert [t["k"].to_pylist() for t in some["a"]] == [[1, 3], [1, 3]]
     _assert_all_damage_seen(tmp_path / name, lambda _: read_checkpoint(tmp_path, name))
 
 
