@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,22 @@ class Partition:
         for state in self.states.values():
             state.seal()
 
-    def restore(self, root: Path, files: Iterable[str], owned: Mapping[int, bool]) -> None:
-        """Load checkpoint files, oldest first; only rows of the partition's own key groups."""
+    def restore(
+        self,
+        root: Path,
+        files: Iterable[str],
+        owned: Mapping[int, bool],
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Load checkpoint files, oldest first; only rows of the partition's own key groups, with a
+        pause after every piece."""
+
+        def wanted(piece: pa.Table) -> pa.Table:
+            pause()
+            return _only(piece, owned)
+
         for file in files:
-            for operator, tables in read_checkpoint(root, file, lambda t: _only(t, owned)).items():
+            for operator, tables in read_checkpoint(root, file, wanted).items():
                 if operator in self.states:
                     for table in tables:
                         self.states[operator].load(table)

@@ -16,7 +16,7 @@ from anabranch.model.ids import PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.node.messages import JobSpec
 from anabranch.node.partition import Partition
-from anabranch.node.priority import give_way
+from anabranch.node.priority import HalfTime, give_way
 
 
 @dataclass
@@ -84,6 +84,6 @@ def _load(root: Path, wanted: list[_Prepared]) -> None:
         prepared.failed = True
         # Whatever it is, the installation meets it again and says it; a change must not wait.
         with contextlib.suppress(Exception):
-            partition.restore(root, prepared.files, owned)
+            partition.restore(root, prepared.files, owned, HalfTime())
             prepared.failed = False
         prepared.done.set()

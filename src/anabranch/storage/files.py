@@ -14,7 +14,7 @@ from typing import Any
 
 from anabranch.errors import StorageError
 
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 4 << 20
 
 
 @contextlib.contextmanager
