@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 import anabranch as ab
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-# `make test-long`: many kills and slices; `make test` has fewer, to stay within minutes.
 
 
 def write_rows(directory: Path, number: int, rows: pl.DataFrame) -> None:

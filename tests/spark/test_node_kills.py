@@ -11,6 +11,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,28 @@ from pyspark.sql import SparkSession
 from test_driver_kills import STEPS, check_output
 
 import anabranch as ab
+from anabranch.model.commands import RunSlice
 from anabranch.spark import watchdog
 from anabranch.spark.embedded import EmbeddedCluster
 from flow_topology import build
 from oracle import Dataflow
 
 NODE_TIMEOUT_S = 3
+# A file of 40 rows takes 0.8 s to read.
+SLOWLY = "v + 0 * length(reflect('java.lang.Thread', 'sleep', 20L)) AS v"
 
 
 class Running:
     """A job whose input grows until it is told to end."""
 
-    def __init__(self, cluster: EmbeddedCluster, spark: SparkSession, root: Path, **options: Any):
+    def __init__(
+        self,
+        cluster: EmbeddedCluster,
+        spark: SparkSession,
+        root: Path,
+        value: str = "v",
+        **options: Any,
+    ) -> None:
         self.cluster, self.root = cluster, root
         self.frames = [numbers(root / "in", files=3, rows=40)]
         self._ended = threading.Event()
@@ -42,7 +53,9 @@ class Running:
         topology = build(
             Dataflow(STEPS),
             lambda name: ab.Parquet(str(root / name)),
-            data=lambda name: stream(root / "in", "k long, v long"),
+            data=lambda name: (
+                lambda s: stream(root / "in", "k long, v long")(s).selectExpr("k", value)
+            ),
         )
         self.job = topology.start(
             spark,
@@ -167,6 +180,26 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
             cluster.kill(pid)
 
     disturbed(running, everybody)
+    running.end()
+
+
+@pytest.mark.timeout(300)
+def test_executors_die_while_they_read(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """What a source task had got by then must not pass for all of it."""
+    running = Running(cluster, spark, tmp_path, SLOWLY)
+    running.on_all_nodes()
+
+    def readers() -> None:
+        before = running.job.last_progress
+        wait_for(lambda: running.job.last_progress is not before)
+        wait_for(lambda: isinstance(running.job._driver.actions.doing, RunSlice))
+        time.sleep(0.4)
+        for pid, _ in list(cluster.executors().values()):
+            cluster.kill(pid)
+
+    disturbed(running, readers)
     running.end()
 
 
