@@ -99,16 +99,27 @@ class Running:
         return self.cluster.executors()[node][0]
 
     def node_process(self, node: str) -> int:
-        below = watchdog.members(str(self.cluster.directory))
-        mine = str(self.executor(node))
-        for pid in below:
-            try:
-                words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has just ended
-            if b"anabranch.node.server" in words and words[-2].decode() == mine:
+        for pid, words in self._processes("anabranch.node.server"):
+            if words[-2] == str(self.executor(node)):
                 return pid
         raise AssertionError(f"node {node} has no node process")
+
+    def forker(self, executor: int) -> int:
+        """The process that forks this executor's Python workers, and ends them with it."""
+        for pid, _ in self._processes("anabranch.spark.worker_daemon"):
+            parent = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(executor):
+                return pid
+        raise AssertionError(f"executor {executor} has no Python workers")
+
+    def _processes(self, module: str) -> Iterator[tuple[int, list[str]]]:
+        for pid in watchdog.members(str(self.cluster.directory)):
+            try:
+                words = (Path("/proc") / str(pid) / "cmdline").read_text().split("\0")
+            except OSError:
+                continue  # it has just ended
+            if module in words:
+                yield pid, words
 
     def recovered(self, before: int) -> None:
         wait_for(lambda: len(self.job.recoveries) > before, 60)
@@ -187,17 +198,24 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
 def test_executors_die_while_they_read(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What a source task had got by then must not pass for all of it."""
+    """Workers that live on must not take what they had got by then for all of it."""
     running = Running(cluster, spark, tmp_path, SLOWLY)
     running.on_all_nodes()
 
     def readers() -> None:
+        executors = [pid for pid, _ in cluster.executors().values()]
+        forkers = [running.forker(pid) for pid in executors]
         before = running.job.last_progress
         wait_for(lambda: running.job.last_progress is not before)
         wait_for(lambda: isinstance(running.job._driver.actions.doing, RunSlice))
         time.sleep(0.4)
-        for pid, _ in list(cluster.executors().values()):
+        for pid in forkers:
+            os.kill(pid, signal.SIGSTOP)  # or they would end the workers at once
+        for pid in executors:
             cluster.kill(pid)
+        time.sleep(0.5)
+        for pid in forkers:
+            os.kill(pid, signal.SIGKILL)
 
     disturbed(running, readers)
     running.end()
