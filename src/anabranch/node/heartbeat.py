@@ -41,6 +41,9 @@ class Heartbeat:
         self._stopped = threading.Event()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
+    def is_for(self, pulse: Pulse | None, node: NodeId) -> bool:
+        return (self._pulse, self._node) == (pulse, node)
+
     def stop(self) -> None:
         self._stopped.set()
 

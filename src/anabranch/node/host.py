@@ -29,12 +29,13 @@ from anabranch.model.reports import Failure, NodeReport, PartitionReport, Source
 from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainError
 from anabranch.node.checkpoint_writer import CheckpointWriter
-from anabranch.node.heartbeat import Heartbeat
+from anabranch.node.heartbeat import Heartbeat, Pulse
 from anabranch.node.messages import (
     JobSpec,
     PollRequest,
     PrepareRequest,
     RecoverRequest,
+    WarmRequest,
     WaveRequest,
 )
 from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
@@ -113,12 +114,13 @@ class Host:
         """Wait, after `close`, until nothing is written any more."""
         self._writer.join()
 
-    def warm(self, spec: bytes) -> None:
+    def warm(self, request: WarmRequest) -> None:
         """Load the job and run its chains once, on no rows."""
-        job = pickle.loads(spec)
-        self.adopt(spec, job)
+        job = pickle.loads(request.spec)
+        self.adopt(request.spec, job)
         for program in job.programs.values():
             program.rehearse()
+        self._beat_for(request.pulse, request.node)
 
     def adopt(self, spec: bytes, job: JobSpec) -> None:
         """This is the job that `spec` stands for: a recovery need not load it."""
@@ -347,7 +349,7 @@ class Host:
             partition.take_over(mine[pid])
         if request.driver != self._driver:
             self._writer.begin(request.run)
-            self._answer_to(request)
+            self._beat_for(request.pulse, request.node)
         self._driver, self._run, self._node, self._mapping, self._job = (
             request.driver, request.run, request.node, plan.mapping, job,
         )  # fmt: skip
@@ -357,12 +359,14 @@ class Host:
         self._edges = {e.id: e for p in job.programs.values() for e in p.chain.inputs}
         self._notes.restore_s = time.monotonic() - started
 
-    def _answer_to(self, request: RecoverRequest) -> None:
-        """Another driver owns this node from now on: it gets the heartbeats."""
+    def _beat_for(self, pulse: Pulse | None, node: NodeId) -> None:
+        """This driver owns the node from now on: it gets the heartbeats."""
         if self._heartbeat is not None:
+            if self._heartbeat.is_for(pulse, node):
+                return
             self._heartbeat.stop()
-        if request.pulse is not None:
-            self._heartbeat = Heartbeat(request.pulse, request.node, self._executor_pid)
+        if pulse is not None:
+            self._heartbeat = Heartbeat(pulse, node, self._executor_pid)
 
     def _restored(
         self, job: JobSpec, plan: RecoveryPlan, pid: PartitionId, epoch: int

@@ -83,10 +83,12 @@ class PollRequest:
 @dataclass(frozen=True, slots=True)
 class WarmRequest:
     """Be ready for a job: load it and run its chains once on nothing, so that no slice has to
-    wait for imports."""
+    wait for imports. From then on show that you live: there may be work at any moment."""
 
     job: str
     spec: bytes
+    node: NodeId
+    pulse: Pulse | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def _dispatch(hosts: Hosts, request: Any, buffers: list[memoryview]) -> tuple[An
         return None, []
     host = hosts[request.job]
     if isinstance(request, WarmRequest):
-        host.warm(request.spec)
+        host.warm(request)
         return None, []
     if isinstance(request, WaveRequest | RecoverRequest):
         if isinstance(request, WaveRequest):

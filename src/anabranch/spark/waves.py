@@ -238,7 +238,8 @@ class WaveRunner:
             self._sc.setJobDescription(f"warm node {', '.join(nodes)}")
             work = self._function(partial(tasks.rehearsal_frames, self._spec), _FRAMES)
             frames = self._python_stage(self._collection([b""] * len(nodes), nodes), work)
-            requests = [_dump(WarmRequest(self._job, self._spec)) for _ in nodes]
+            pulse = self._watch.pulse
+            requests = [_dump(WarmRequest(self._job, self._spec, n, pulse)) for n in nodes]
             shuffled, shuffle = self._shuffle(frames, len(nodes))
             pinned = self._collection(requests, nodes).zip(shuffled)
             asked = self._python_stage(pinned, self._function(tasks.control_frames, _PAIRS))
