@@ -132,9 +132,8 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
 ) -> None:
     put_rows(job, 1)
     process = start(
-        job, "run", "sums_job:topology", "--nodes", "2", "--checkpoint", "ck", "--slice", "200ms",
-        "--autoscale",
-    )  # fmt: skip
+        job, "run", "sums_job:topology", "--nodes", "2", "--checkpoint", "ck", "--slice", "200ms"
+    )
     deadline = time.monotonic() + TIMEOUT_S
     while not list((job / "out").glob("slice=*")) and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
@@ -168,8 +167,9 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
 
     put_rows(job, 4)
     again = start(
-        job, "run", "sums_job:topology", "--nodes", "1", "--checkpoint", "ck", "--available-now"
-    )
+        job, "run", "sums_job:topology", "--nodes", "1", "--checkpoint", "ck", "--available-now",
+        "--autoscale",
+    )  # fmt: skip
     stdout, stderr = again.communicate(timeout=TIMEOUT_S)
     assert (again.returncode, stderr) == (0, "")
     assert "100 rows in" in stdout
