@@ -48,6 +48,9 @@ def broken():
 """
 
 
+started: list[subprocess.Popen[str]] = []
+
+
 @pytest.fixture
 def job() -> Iterator[Path]:
     """A directory with a job and its input; also for temporary files, hence a short path."""
@@ -55,6 +58,11 @@ def job() -> Iterator[Path]:
         (Path(name) / "sums_job.py").write_text(JOB)
         (Path(name) / "in").mkdir()
         yield Path(name)
+        for process in started:
+            if process.poll() is None:  # the test failed; its cluster ends with it
+                process.kill()
+                process.communicate()
+        started.clear()
 
 
 def put_rows(job: Path, number: int, rows: int = 100) -> None:
@@ -65,7 +73,7 @@ def put_rows(job: Path, number: int, rows: int = 100) -> None:
 
 def start(job: Path, *arguments: str) -> subprocess.Popen[str]:
     # A session of its own, so that a Ctrl-C can be sent to the group, as a terminal does.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=job,
         env={**os.environ, "TMPDIR": str(job), "COLUMNS": "200"},
@@ -74,6 +82,8 @@ def start(job: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+    started.append(process)
+    return process
 
 
 def sums(job: Path) -> dict[int, int]:
