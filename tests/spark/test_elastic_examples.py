@@ -50,6 +50,7 @@ def test_scaled_under_kills(
     assert {c: len(mapping.partitions(c)) for c in wanted} == wanted
     killer._do("executor", "any time")
     killer._settle()
+    wait_for(lambda: any(job.totals.to_sinks.values()), 90)  # a window has to close first
     raw = feed.finish()
     wait_for(lambda: feed.read >= feed.rows, 90)
     job.stop()

@@ -128,7 +128,7 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
 
 def test_losses_at_any_step_change_nothing() -> None:
     hit: dict[str, int] = {}
-    for seed in range(500 if LONG else 16):
+    for seed in range(500 if LONG else 10):
         for step, count in run_seed(seed).items():
             hit[step] = hit.get(step, 0) + count
     assert {"source", "wave", "recovery", "replay", "end", "poll"} <= hit.keys(), hit
@@ -136,7 +136,7 @@ def test_losses_at_any_step_change_nothing() -> None:
 
 def test_losses_behind_several_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "BACKUP_MEMORY_BYTES", 100)  # all backups on disk
-    for seed in range(300 if LONG else 6):
+    for seed in range(300 if LONG else 4):
         run_seed(seed, DEEP)
 
 

@@ -26,7 +26,7 @@ def routes(draw: st.DrawFn) -> tuple[Route, int]:
     return Route(("k",), GROUPS, *arrays), nodes
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.none() | st.text(max_size=3), max_size=40), routes())
 def test_every_row_in_exactly_one_packet_of_its_partition(
     keys: list[str | None], routed: tuple[Route, int]

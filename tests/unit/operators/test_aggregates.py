@@ -75,7 +75,7 @@ def group_of(row: Row) -> int:
     return int(key_groups(table_of([row]), ("s", "f"), GROUPS)[0])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_against_a_dict_of_histories(script: list[tuple[list[Row], list[int], str]]) -> None:
     run = KernelRun(KERNEL, SCHEMA)
@@ -109,7 +109,7 @@ near_the_edge = st.one_of(
 )
 
 
-@settings(max_examples=examples(70), deadline=None)
+@settings(max_examples=examples(45), deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 1), near_the_edge), max_size=4), max_size=4),
     st.sampled_from(["sum", "mean"]),

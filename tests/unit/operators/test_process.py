@@ -188,7 +188,7 @@ Script = list[tuple[list[Row], int, int, list[int], str]]
 @pytest.mark.parametrize(
     "ttl", [None, Ttl(AFTER, "at"), Ttl(AFTER)], ids=["for ever", "by events", "by the clock"]
 )
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_rows_one_by_one(ttl: Ttl | None, script: Script) -> None:
     run, model = KernelRun(kernel_of(Obedient(), ttl=ttl), SCHEMA), Model(ttl)
@@ -239,7 +239,7 @@ def sittings(
     return out
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(slices, max_size=8))
 def test_whole_slices(script: Script) -> None:
     run = KernelRun(kernel_of(Sittings()), SCHEMA)
