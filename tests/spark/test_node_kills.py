@@ -11,7 +11,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,28 +22,18 @@ from pyspark.sql import SparkSession
 from test_driver_kills import STEPS, check_output
 
 import anabranch as ab
-from anabranch.model.commands import RunSlice
 from anabranch.spark import watchdog
 from anabranch.spark.embedded import EmbeddedCluster
 from flow_topology import build
 from oracle import Dataflow
 
 NODE_TIMEOUT_S = 3
-# A file of 40 rows takes 0.8 s to read.
-SLOWLY = "v + 0 * length(reflect('java.lang.Thread', 'sleep', 20L)) AS v"
 
 
 class Running:
     """A job whose input grows until it is told to end."""
 
-    def __init__(
-        self,
-        cluster: EmbeddedCluster,
-        spark: SparkSession,
-        root: Path,
-        value: str = "v",
-        **options: Any,
-    ) -> None:
+    def __init__(self, cluster: EmbeddedCluster, spark: SparkSession, root: Path, **options: Any):
         self.cluster, self.root = cluster, root
         self.frames = [numbers(root / "in", files=3, rows=40)]
         self._ended = threading.Event()
@@ -53,9 +42,7 @@ class Running:
         topology = build(
             Dataflow(STEPS),
             lambda name: ab.Parquet(str(root / name)),
-            data=lambda name: (
-                lambda s: stream(root / "in", "k long, v long")(s).selectExpr("k", value)
-            ),
+            data=lambda name: stream(root / "in", "k long, v long"),
         )
         self.job = topology.start(
             spark,
@@ -99,27 +86,16 @@ class Running:
         return self.cluster.executors()[node][0]
 
     def node_process(self, node: str) -> int:
-        for pid, words in self._processes("anabranch.node.server"):
-            if words[-2] == str(self.executor(node)):
-                return pid
-        raise AssertionError(f"node {node} has no node process")
-
-    def forker(self, executor: int) -> int:
-        """The process that forks this executor's Python workers, and ends them with it."""
-        for pid, _ in self._processes("anabranch.spark.worker_daemon"):
-            parent = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]
-            if parent == str(executor):
-                return pid
-        raise AssertionError(f"executor {executor} has no Python workers")
-
-    def _processes(self, module: str) -> Iterator[tuple[int, list[str]]]:
-        for pid in watchdog.members(str(self.cluster.directory)):
+        below = watchdog.members(str(self.cluster.directory))
+        mine = str(self.executor(node))
+        for pid in below:
             try:
-                words = (Path("/proc") / str(pid) / "cmdline").read_text().split("\0")
+                words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue  # it has just ended
-            if module in words:
-                yield pid, words
+            if b"anabranch.node.server" in words and words[-2].decode() == mine:
+                return pid
+        raise AssertionError(f"node {node} has no node process")
 
     def recovered(self, before: int) -> None:
         wait_for(lambda: len(self.job.recoveries) > before, 60)
@@ -191,33 +167,6 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
             cluster.kill(pid)
 
     disturbed(running, everybody)
-    running.end()
-
-
-@pytest.mark.timeout(300)
-def test_executors_die_while_they_read(
-    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
-) -> None:
-    """Workers that live on must not take what they had got by then for all of it."""
-    running = Running(cluster, spark, tmp_path, SLOWLY)
-    running.on_all_nodes()
-
-    def readers() -> None:
-        executors = [pid for pid, _ in cluster.executors().values()]
-        forkers = [running.forker(pid) for pid in executors]
-        before = running.job.last_progress
-        wait_for(lambda: running.job.last_progress is not before)
-        wait_for(lambda: isinstance(running.job._driver.actions.doing, RunSlice))
-        time.sleep(0.4)
-        for pid in forkers:
-            os.kill(pid, signal.SIGSTOP)  # or they would end the workers at once
-        for pid in executors:
-            cluster.kill(pid)
-        time.sleep(0.5)
-        for pid in forkers:
-            os.kill(pid, signal.SIGKILL)
-
-    disturbed(running, readers)
     running.end()
 
 

@@ -127,12 +127,18 @@ def read_checkpoint(
     root: Path, name: str, wanted: Callable[[pa.Table], pa.Table] = lambda table: table
 ) -> dict[str, list[pa.Table]]:
     """Per operator what is wanted of its tables, oldest first; a damaged file is refused."""
-    with _refused(root, name), checkpoint_store.opened(root, name) as file:
-        found: dict[str, dict[int, list[pa.Table]]] = {}
-        for operator, number in decode_header(MAGIC, file)["pieces"]:
-            piece = decode_table(_read_frame(file, f"the state of {operator!r}"))
-            found.setdefault(operator, {}).setdefault(number, []).append(wanted(piece))
+    found: dict[str, dict[int, list[pa.Table]]] = {}
+    for operator, number, piece in _read_pieces(root, name):
+        found.setdefault(operator, {}).setdefault(number, []).append(wanted(piece))
     return {o: [pa.concat_tables(ps) for ps in tables.values()] for o, tables in found.items()}
+
+
+def _read_pieces(root: Path, name: str) -> Iterator[tuple[str, int, pa.Table]]:
+    """What goes wrong in whoever takes them is not the file's fault."""
+    with _refused(root, name), checkpoint_store.opened(root, name) as file:
+        for operator, number in decode_header(MAGIC, file)["pieces"]:
+            data = _read_frame(file, f"the state of {operator!r}")
+            yield operator, number, decode_table(data)
 
 
 def piece_bytes(root: Path, name: str) -> dict[str, int]:

@@ -35,7 +35,7 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
 def write(root: Path, name: str, parts: Iterable[Any]) -> int:
     """Write `parts` as one file that survives a crash; its size."""
     if not is_url(name):
-        return write_atomic(root / name, parts, sync=True)
+        return write_atomic(root / name, parts, sync=True, unhurried=True)
     data = b"".join(memoryview(part) for part in parts)
     with _explained("write", name):
         system, path = _located(name)

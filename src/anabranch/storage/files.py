@@ -14,7 +14,7 @@ from typing import Any
 
 from anabranch.errors import StorageError
 
-PIECE_BYTES = 4 << 20
+SYNC_BYTES = 4 << 20
 
 
 @contextlib.contextmanager
@@ -29,14 +29,20 @@ def explained(action: str, path: Path | str) -> Iterator[None]:
         ) from e
 
 
-def write_atomic(path: Path, parts: Iterable[Any], sync: bool = False) -> int:
-    """Write `parts` as one file; returns its size. `sync` survives a crash of the machine too."""
+def write_atomic(
+    path: Path, parts: Iterable[Any], sync: bool = False, unhurried: bool = False
+) -> int:
+    """Write `parts` as one file; returns its size. `sync` survives a crash of the machine too.
+
+    `unhurried`, the disk has each few megabytes before the next come: whoever syncs a small file
+    meanwhile (the journal does, for every slice) must not wait for gigabytes.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb", buffering=0) as file:
-                size = _write_all(file.fileno(), parts, sync)
+                size = _write_all(file.fileno(), parts, unhurried)
                 if sync:
                     os.fsync(file.fileno())
             temporary.replace(path)
@@ -48,17 +54,15 @@ def write_atomic(path: Path, parts: Iterable[Any], sync: bool = False) -> int:
     return size
 
 
-def _write_all(fd: int, parts: Iterable[Any], sync: bool) -> int:
-    """In pieces that the disk has before the next comes: whoever syncs a small file meanwhile (the
-    journal does, for every slice) must not wait for gigabytes."""
+def _write_all(fd: int, parts: Iterable[Any], unhurried: bool) -> int:
     size = unsynced = 0
     for part in parts:
         view = memoryview(part).cast("B")
         while len(view):
-            done = os.write(fd, view[:PIECE_BYTES])
+            done = os.write(fd, view[:SYNC_BYTES])
             view = view[done:]
             size, unsynced = size + done, unsynced + done
-            if sync and unsynced >= PIECE_BYTES:
+            if unhurried and unsynced >= SYNC_BYTES:
                 os.fdatasync(fd)
                 unsynced = 0
     return size

@@ -72,9 +72,9 @@ def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:
     if not path.exists():
         return None
     with explained("read", path):
-        data = memoryview(path.read_bytes())
+        file = io.BytesIO(whole := path.read_bytes())  # shares the bytes
+    data = memoryview(whole)
     try:
-        file = io.BytesIO(data)
         header, offset = decode_header(MAGIC, file), file.tell()
         tables: dict[str, pa.Table] = {}
         for section in header["sections"]:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
-    """The state of one operator at the cut; `bytes` are those of its sections on disk."""
+    """The state of one operator at the cut; `bytes` are those of its pieces on disk."""
 
     name: str
     type: str
@@ -191,7 +191,7 @@ def _summaries(root: Path, head: Head, cut: Cut) -> Iterator[OperatorState]:
                 table = _rows_of(state, groups)
                 rows[name] += table.num_rows
                 keys[name] += _distinct(table, head.fingerprint["operators"][name]["keys"])
-        sizes = _section_bytes(root, cut, chain)
+        sizes = _bytes_of(root, cut, chain)
         for name in names:
             known = head.fingerprint["operators"][name]
             yield OperatorState(
@@ -214,7 +214,7 @@ def _distinct(table: pa.Table, keys: Sequence[str]) -> int:
     return frame.n_unique() if frame.height else 0
 
 
-def _section_bytes(root: Path, cut: Cut, chain: str) -> dict[str, int]:
+def _bytes_of(root: Path, cut: Cut, chain: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     files = {f for key, fs in cut.files.items() if key.rpartition("/")[0] == chain for f in fs}
     for file in sorted(files):

@@ -15,7 +15,7 @@ import pytest
 from anabranch.errors import CheckpointLockedError, StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut, SliceRecord
-from anabranch.storage import checkpoint_files
+from anabranch.storage import checkpoint_files, files
 from anabranch.storage.checkpoint_files import (
     checkpoint_name,
     piece_bytes,
@@ -188,6 +188,28 @@ def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(
     some = read_checkpoint(tmp_path, name, lambda t: t.filter(t["k"].is_valid()))
     assert [t["k"].to_pylist() for t in some["a"]] == [[1, 3], [1, 3]]
     _assert_all_damage_seen(tmp_path / name, lambda _: read_checkpoint(tmp_path, name))
+
+
+def test_an_error_of_who_reads_a_checkpoint_is_not_the_files(tmp_path: Path) -> None:
+    name = checkpoint_name(PartitionId("c", 1), 7, 2)
+    write_checkpoint(tmp_path, name, PartitionId("c", 1), 7, 2, {"a": [TABLE]})
+
+    def wanted(_: pa.Table) -> pa.Table:
+        raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        read_checkpoint(tmp_path, name, wanted)
+
+
+@pytest.mark.parametrize(("unhurried", "times"), [(False, 0), (True, 2)])
+def test_only_who_has_time_syncs_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unhurried: bool, times: int
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(files, "SYNC_BYTES", 4)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    assert write_atomic(tmp_path / "a", [b"012345", b"6789"], sync=True, unhurried=unhurried) == 10
+    assert len(synced) == times
 
 
 def test_a_source_log_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
