@@ -49,8 +49,7 @@ class Running:
             checkpoint=root / "ck",
             slice="200ms",
             checkpoint_interval="2s",
-            node_timeout=f"{NODE_TIMEOUT_S}s",
-            **options,
+            **{"node_timeout": f"{NODE_TIMEOUT_S}s", **options},
         )
 
     def _write(self) -> None:

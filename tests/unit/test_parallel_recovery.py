@@ -44,7 +44,7 @@ def lose(job: LocalJob, chain: str) -> NodeId:
 def until_one(job: LocalJob) -> list[dict[str, pl.DataFrame]]:
     shown = []
     for _ in range(200):  # state is loaded ahead in the background
-        if not job.controller._divided:
+        if not job.controller._layouts.divided:
             break
         shown.append(job.step(Idle()))
     return shown
@@ -90,10 +90,10 @@ def test_whoever_scales_meanwhile_gets_it(tmp_path: Path) -> None:
     outputs = [job.step(s) for s in steps[:4]]
     lose(job, "once")
     outputs.append(job.step(steps[4]))
-    assert job.controller._divided
+    assert job.controller._layouts.divided
     outputs += [job.step(Scale("once", 5)), *(job.step(s) for s in steps[5:])]
     assert len(partitions(job, "once")) == 5
-    assert not job.controller._divided
+    assert not job.controller._layouts.divided
     assert told(outputs, "firsts") == told(play(topology(), steps), "firsts")
 
 

@@ -21,11 +21,13 @@ from enum import Enum, auto
 from typing import Any
 
 from anabranch.control.autoscaler import Autoscale, Autoscaler
+from anabranch.control.backups import BackupLedger
 from anabranch.control.checkpoints import CheckpointLedger
 from anabranch.control.elasticity import Change, Wishes
+from anabranch.control.layouts import LayoutLedger
 from anabranch.control.ledger import SliceLedger
 from anabranch.control.load import Load
-from anabranch.control.recovery import in_parts, plan_recovery, stage_of
+from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.control.recovery_bound import RecoveryBound
 from anabranch.errors import (
     AdjustmentError,
@@ -42,7 +44,6 @@ from anabranch.model.commands import (
     FailRun,
     FinishBatch,
     FinishRun,
-    NoteBackups,
     NoteDecision,
     PollNodes,
     PreparePartitions,
@@ -147,22 +148,21 @@ class Controller:
         self._nodes: list[NodeId] = []
         self._hosts: dict[NodeId, str] = {}
         self._epochs = dict(past.epochs)  # every one ever given out: none comes again
-        self._layout: Layout = {}  # that holds when nothing is being recovered
-        self._layouts = {r.mapping: past.layouts.get(r.mapping, past.groups) for r in past.slices}
+        self._layouts = LayoutLedger(
+            plan, {r.mapping: past.layouts.get(r.mapping, past.groups) for r in past.slices}
+        )
         # Where rows may come out differently, a copy would not be one.
         self._wishes = Wishes(plan, config.copies and plan.repeatable)
-        self._copied_from: dict[PartitionId, int] = {}  # first slice that the copy applied
         self._promoted: frozenset[PartitionId] = frozenset()  # copies that take over just now
         self._change: Change | None = None  # of the mapping, on its way
         self._scaled: tuple[int, dict[str, int]] | None = None  # the cut of the last one, before it
         self._last = frozenset(c.name for c in plan.node_chains if not c.outputs)
-        self._divided: dict[str, tuple[int, ...]] = {}  # by a recovery: key groups before it
         self._incarnations: dict[NodeId, str] = {}
-        self._backed_from: dict[PartitionId, int] = {}  # first slice whose output is kept
-        self._bound: RecoveryBound | None = None
+        bound = None
         if config.recovery_bound_s is not None:
             interval_s = config.checkpoint_interval_ms / 1000
-            self._bound = RecoveryBound(plan, config.recovery_bound_s, interval_s)
+            bound = RecoveryBound(plan, config.recovery_bound_s, interval_s)
+        self.backups = BackupLedger(config.backups, bound)
         self.load, self._autoscaler = Load(), None
         if config.autoscale is not None:
             scale = config.autoscale
@@ -229,9 +229,9 @@ class Controller:
             case ScaleRequested():
                 assert self.mapping is not None  # requests come to a job that runs
                 chain = self._wishes.chain_of(event.operator)
-                divided = chain in self._divided  # and shall be one again: this comes first
+                divided = chain in self._layouts.divided  # and shall be one again: this comes first
                 self._wishes.scale(event.operator, event.parallelism, self.mapping, anyway=divided)
-                self._divided.pop(chain, None)
+                self._layouts.divided.pop(chain, None)
                 self._change = None  # another one fulfils this, too
                 return self._go_on(event.now_ms)
             case DrainRequested():
@@ -260,7 +260,7 @@ class Controller:
             kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
             version = past.mapping_version + 1
             self.mapping = place(self._plan, self._nodes, version, past.epochs, kept, self._hosts)
-            self._layout = self.mapping.groups
+            self._layouts.changed(self.mapping.groups)
             return self._recover(frozenset(self.mapping.owners), self.mapping)
         return self._reassign(frozenset(), anyway=True)
 
@@ -355,7 +355,7 @@ class Controller:
         """Copies take the place of lost partitions: as they are, they have applied every slice."""
         assert self.mapping is not None
         self.mapping, found = promote(self.mapping, self._lost, nodes)
-        self._backed_from |= {p: self._copied_from[p] for p in found}
+        self.backups.promoted(found)
         self._promoted = (self._promoted - self._lost) | found
         self._lost -= found
 
@@ -374,8 +374,7 @@ class Controller:
             for chain, count in now.items():
                 if count != scaled[1][chain]:
                     self._wishes.scale(chain, count, self.mapping, anyway=True)
-        self._layout = self.mapping.groups
-        self._layouts = dict.fromkeys(self._layouts, self._layout)
+        self._layouts.reset(self.mapping.groups)
 
     def _divide(self, ways: int) -> None:
         """Parallel recovery: restore and replay a lost partition as several. The next cut makes
@@ -385,19 +384,18 @@ class Controller:
         have been applied by a healthy partition, with rows in the order before.
         """
         assert self.mapping is not None
-        if self.mapping.groups != self._layout:
+        if self.mapping.groups != self._layouts.current:
             return  # slices of an older layout are replayed first
-        free = self._last - self._divided.keys()
+        free = self._last - self._layouts.divided.keys()
         lost = [p for p in self._lost if p.chain in free and not self._wishes.is_scaling(p.chain)]
         before, self.mapping = self.mapping, split(self.mapping, lost, ways, self._epochs)
-        self._layout = self.mapping.groups
+        self._layouts.divide(self.mapping.groups)
         self._lost |= self.mapping.owners.keys() - before.owners.keys()
-        self._divided |= {c: g for c, g in before.groups.items() if g != self._layout[c]}
 
     def _unite(self) -> None:
         """After a cut, partitions that a recovery divided shall be one again."""
         assert self.mapping is not None
-        for chain, groups in self._divided.items():
+        for chain, groups in self._layouts.divided.items():
             self._wishes.scale(chain, max(groups) + 1, self.mapping)
 
     def _may_try_again(self) -> bool:
@@ -419,9 +417,7 @@ class Controller:
         self.phase = Phase.RECOVERING
         cut = self._checkpoints.cut
         start = self._checkpoints.cut_slice + 1
-        records, layout, more = stage_of(
-            self._plan, self._slices.after(start - 1), self._layouts, self._layout
-        )
+        records, layout, more = self._layouts.stage(self._slices.after(start - 1))
         self._stage_end = records[-1].number if more else None
         if mapping.groups != layout:
             nodes, version = self._wishes.allowed(self._nodes), mapping.version + 1
@@ -430,8 +426,7 @@ class Controller:
         if not lost and not more:
             records = ()
         self.mapping, self._lost = mapping, lost
-        self._copied_from |= dict.fromkeys(copied, start)
-        self._layouts[mapping.version] = mapping.groups
+        self._layouts.used(mapping)
         self._change = None  # begins again, if it is still wanted
         self._epochs |= {p: o.epoch for p, o in mapping.owners.items()}
         self.frontier |= dict.fromkeys(lost, start)
@@ -445,14 +440,15 @@ class Controller:
             lost,
             cut,
             first,
-            lambda p: self._has_backups(p, start),
-            self._backups(),
+            lambda p: self.backups.covers(p, start, mapping),
+            self.backups.chosen(mapping),
             copied,
             self._promoted,
         )
         more = bool(self._parts)
         self._recovery = replace(self._recovery, adjustment=adjustment, more=more)
-        self._backed_from |= dict.fromkeys(lost, start)
+        self.backups.begin(lost, start)
+        self.backups.copied(copied, start)
         return [self._head(), RecoverPartitions(self._recovery)]
 
     def _replayed(self, records: Iterable[SliceRecord]) -> tuple[SlicePlan, ...]:
@@ -460,53 +456,17 @@ class Controller:
         plans = [r.plan(self.mapping.version) for r in records]
         return tuple(replace(p, seal=p.number == self._stage_end) for p in plans)
 
-    def _has_backups(self, partition: PartitionId, first: int) -> bool:
-        backups = self._backups()
-        chosen = backups is None or partition in backups
-        return chosen and self._backed_from[partition] <= first
-
-    def _backups(self) -> frozenset[PartitionId] | None:
-        """The partitions that back up; None: all of them."""
-        if self._bound is not None:
-            return self._bound.choice.backups if self._bound.choice else None
-        chains = self._config.backups
-        if chains is None or self.mapping is None:
-            return None
-        return frozenset(p for p in self.mapping.owners if p.chain in chains)
-
-    def _plan_backups(
-        self, reports: Sequence[NodeReport], plan: SlicePlan, now_ms: int
-    ) -> list[Command]:
-        """Measure; from time to time, choose anew who backs up. Whoever begins to, has nothing of
-        the slices before."""
-        if self._bound is None or self.mapping is None:
-            return []
-        before = self._backups()
-        seconds = (now_ms - plan.processing_ms) / 1000
-        self._bound.observe(reports, plan.processing_ms, seconds)
-        choice = self._bound.plan(self.mapping)
-        if choice is None:
-            return []
-        begin = choice.backups - before if before is not None else frozenset()
-        self._backed_from |= dict.fromkeys(begin, plan.number + 1)
-        return [NoteBackups(choice.backups, choice.predicted_s, choice.problem)]
-
     def _head(self) -> WriteHead:
         assert self.mapping is not None
         ledger = self._checkpoints
         records = tuple(self._slices.records)
-        used = {r.mapping for r in records} | {self.mapping.version}
-        self._layouts = {v: x for v, x in self._layouts.items() if v in used}
-        layout = {**self._layout, **self._divided}  # a restart need not divide anything
-        others = {v: x for v, x in self._layouts.items() if x != layout}
         return WriteHead(
             ledger.cut,
             ledger.previous,
             records,
             self.mapping,
             dict(self._epochs),
-            layout,
-            others,
+            *self._layouts.journalled(records, self.mapping),
         )
 
     def _on_restore_failed(self, event: RestoreFailed) -> list[Command]:
@@ -551,10 +511,8 @@ class Controller:
             self._recovery, self._lost = None, frozenset()
             self._checkpoints.sealed(self._stage_end, self.mapping, event.now_ms)
             return self._on_reports(event.reports) + self._go_on(event.now_ms)
-        if self._bound is not None and self._lost_ms is not None:
-            seconds = (event.now_ms - self._lost_ms) / 1000
-            replayed = plan.next_slice - 1 - plan.cut
-            self._bound.recovered(seconds, plan.restored, replayed, event.reports)
+        if self._lost_ms is not None:
+            self.backups.recovered(plan, event.now_ms - self._lost_ms, event.reports)
         self._recovery, self._lost, self._lost_ms = None, frozenset(), None
         self._promoted = frozenset()
         self.phase = Phase.RUNNING
@@ -599,8 +557,7 @@ class Controller:
             wishes.done()
             before = self.mapping
             self._scaled = newest, {c: len(before.partitions(c)) for c in before.groups}
-            self._layout = change.mapping.groups
-            self._divided = {c: g for c, g in self._divided.items() if g != self._layout[c]}
+            self._layouts.changed(change.mapping.groups)
             return self._recover(change.moved, change.mapping, change.what, change.copied)
         if change.prepared and ledger.sealed_slice == newest:
             return [PollNodes()]
@@ -609,7 +566,7 @@ class Controller:
     def _autoscale(self, now_ms: int) -> list[Command]:
         """End a measurement when it is time to; what the autoscaler makes of it becomes a wish."""
         measured = self.load.measure(now_ms)
-        settled = self._change is None and not self._wishes.wanted and not self._divided
+        settled = self._change is None and not self._wishes.wanted and not self._layouts.divided
         ready = self.phase is Phase.RUNNING and settled
         if not measured or not ready or self._autoscaler is None or self.mapping is None:
             return []
@@ -776,7 +733,8 @@ class Controller:
     def _run(self, plan: SlicePlan) -> list[Command]:
         assert self.mapping is not None
         self._running = replace(plan, mapping=self.mapping.version)
-        return [RunSlice(self._running, self._checkpoints.replay_from - 1, self._backups())]
+        backups = self.backups.chosen(self.mapping)
+        return [RunSlice(self._running, self._checkpoints.replay_from - 1, backups)]
 
     # -- after a slice -------------------------------------------------------------------------
 
@@ -800,7 +758,9 @@ class Controller:
         self._tries = 0
         assert self.mapping is not None
         self._advance(event.reports, plan.number + 1, frozenset(self.mapping.owners))
-        commands = self._commit(plan, event) + self._plan_backups(event.reports, plan, event.now_ms)
+        commands = self._commit(plan, event)
+        choice = self.backups.choose(event.reports, plan, self.mapping, event.now_ms)
+        commands += [choice] if choice else []
         self.load.observe(plan, event.reports, event.now_ms)
         commands += self._autoscale(event.now_ms)
         if plan.seal:

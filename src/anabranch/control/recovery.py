@@ -9,12 +9,10 @@ of it that is restored from the same cut and replays as well, recursively.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Mapping as MappingOf
-from itertools import takewhile
 
 from anabranch.control.checkpoints import partition_key
 from anabranch.model.ids import PartitionId
-from anabranch.model.mapping import Layout, Mapping
+from anabranch.model.mapping import Mapping
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import Cut, SlicePlan, SliceRecord
@@ -62,32 +60,6 @@ def plan_recovery(
         copied=copied,
         promoted=promoted,
     )
-
-
-def stage_of(
-    plan: Plan,
-    records: Sequence[SliceRecord],
-    layouts: MappingOf[int, Layout],
-    wanted: Layout,
-) -> tuple[Sequence[SliceRecord], Layout, bool]:
-    """The slices to replay first, the layout of key groups for it, and whether more is left to do
-    before the wanted layout holds.
-
-    A slice is replayed under the layout it ran under (`layouts`, by version of the mapping): rows
-    of several partitions come by the numbers of these, so other partitions would send the same
-    rows in another order. Where a chain feeds no other, nobody sees its order.
-    """
-    feeding = [c.name for c in plan.node_chains if c.outputs]
-
-    def order(layout: Layout) -> list[Sequence[int]]:
-        return [layout.get(c, wanted[c]) for c in feeding]
-
-    then = [layouts.get(r.mapping, wanted) for r in records]
-    if all(order(layout) == order(wanted) for layout in then):
-        return records, wanted, False
-    first = takewhile(lambda i: order(then[i]) == order(then[0]), range(len(records)))
-    known = {c: tuple(g) for c, g in then[0].items() if c in wanted}
-    return [records[i] for i in first], {**wanted, **known}, True
 
 
 def files_of(partition: PartitionId, mapping: Mapping, cut: Cut | None) -> tuple[str, ...]:

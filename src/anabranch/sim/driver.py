@@ -101,7 +101,7 @@ class SimDriver:
         self.run = past.generation + 1
         self.controller = Controller(self.job.plan, self.job.config, past)
         if self.job.rechooses_backups:
-            self.controller._bound = DicedBackups(self.world)
+            self.controller.backups.bound = DicedBackups(self.world)
         self.requests = Requests(self.world, self.job)
         self._impatient = self.world.chance(0.1)  # stops although something was asked for
         self.ended = False

@@ -11,12 +11,14 @@ import pytest
 
 from anabranch.control import controller as controller_module
 from anabranch.control import elasticity
+from anabranch.control.backups import BackupLedger
 from anabranch.control.checkpoints import CheckpointLedger
 from anabranch.control.controller import Controller, Past
 from anabranch.control.elasticity import Wishes
+from anabranch.control.layouts import LayoutLedger
 from anabranch.control.ledger import SliceLedger
 from anabranch.model import mapping as mapping_module
-from anabranch.model.commands import Command, TrimStorage, WriteSlice
+from anabranch.model.commands import Command, NoteBackups, TrimStorage, WriteSlice
 from anabranch.model.events import DrainRequested, NodesLost, ScaleRequested
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping
@@ -249,24 +251,24 @@ def sender_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def backups_asked_for_that_begin_too_late(patch: pytest.MonkeyPatch) -> None:
-    def has_backups(self: Controller, partition: PartitionId, first: int) -> bool:
-        backups = self._backups()
-        return backups is None or partition in backups
+    def covers(self: BackupLedger, partition: PartitionId, first: int, mapping: Mapping) -> bool:
+        chosen = self.chosen(mapping)
+        return chosen is None or partition in chosen
 
-    patch.setattr(Controller, "_has_backups", has_backups)
+    patch.setattr(BackupLedger, "covers", covers)
 
 
 @plant
 def backups_counted_from_before_they_began(patch: pytest.MonkeyPatch) -> None:
-    real = Controller._plan_backups
+    real = BackupLedger.choose
 
-    def plan_backups(self: Controller, *args: Any) -> list[Command]:
-        before = dict(self._backed_from)
-        commands = real(self, *args)
-        self._backed_from = before
-        return commands
+    def choose(self: BackupLedger, *args: Any) -> NoteBackups | None:
+        before = dict(self._from)
+        choice = real(self, *args)
+        self._from = before
+        return choice
 
-    patch.setattr(Controller, "_plan_backups", plan_backups)
+    patch.setattr(BackupLedger, "choose", choose)
 
 
 @plant
@@ -421,8 +423,7 @@ def mapping_switched_without_waiting_for_the_cut(patch: pytest.MonkeyPatch) -> N
         change, newest = self._change, self.newest
         if change is not None and change.prepared and newest and self._checkpoints.cut:
             self._wishes.done()
-            self._layout = change.mapping.groups
-            self._layouts = dict.fromkeys(self._layouts, self._layout)
+            self._layouts.reset(change.mapping.groups)
             return self._recover(change.moved, change.mapping, change.what)
         return real(self)
 
@@ -544,9 +545,7 @@ def drained_node_never_released(patch: pytest.MonkeyPatch) -> None:
 @plant
 def older_cut_replayed_under_the_newer_layout(patch: pytest.MonkeyPatch) -> None:
     """Found by the simulator, mended since: downstream, rows come in another order."""
-    patch.setattr(
-        controller_module, "stage_of", lambda plan, records, then, wanted: (records, wanted, False)
-    )
+    patch.setattr(LayoutLedger, "stage", lambda self, records: (records, self.current, False))
 
 
 def keep_the_change(patch: pytest.MonkeyPatch, event: type) -> None:

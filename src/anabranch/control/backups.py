@@ -1,0 +1,73 @@
+"""Who keeps its output, and from which slice on: what a recovery may ask for.
+
+Which chains back up is given to the run, or chosen again and again under a recovery bound. Whoever
+begins to, has nothing of the slices before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from anabranch.control.recovery_bound import RecoveryBound
+from anabranch.model.commands import NoteBackups
+from anabranch.model.ids import PartitionId
+from anabranch.model.mapping import Mapping
+from anabranch.model.recovery import RecoveryPlan
+from anabranch.model.reports import NodeReport
+from anabranch.model.slices import SlicePlan
+
+
+class BackupLedger:
+    """`chains` back up, None: all of them; a `bound` chooses partitions instead."""
+
+    def __init__(self, chains: frozenset[str] | None, bound: RecoveryBound | None) -> None:
+        self._chains = chains
+        self.bound = bound
+        self._from: dict[PartitionId, int] = {}  # first slice whose output is kept
+        self._copied_from: dict[PartitionId, int] = {}  # first slice that the copy applied
+
+    def chosen(self, mapping: Mapping) -> frozenset[PartitionId] | None:
+        """The partitions that back up; None: all of them."""
+        if self.bound is not None:
+            return self.bound.choice.backups if self.bound.choice else None
+        if self._chains is None:
+            return None
+        return frozenset(p for p in mapping.owners if p.chain in self._chains)
+
+    def covers(self, partition: PartitionId, first: int, mapping: Mapping) -> bool:
+        """Has it kept its output since this slice?"""
+        chosen = self.chosen(mapping)
+        return (chosen is None or partition in chosen) and self._from[partition] <= first
+
+    def begin(self, partitions: Iterable[PartitionId], first: int) -> None:
+        """Their output is kept from this slice on."""
+        self._from |= dict.fromkeys(partitions, first)
+
+    def copied(self, partitions: Iterable[PartitionId], first: int) -> None:
+        """Copies of these apply slices from this one on."""
+        self._copied_from |= dict.fromkeys(partitions, first)
+
+    def promoted(self, partitions: Iterable[PartitionId]) -> None:
+        """Copies take the place of these: what they kept is what there is."""
+        self._from |= {p: self._copied_from[p] for p in partitions}
+
+    def choose(
+        self, reports: Sequence[NodeReport], plan: SlicePlan, mapping: Mapping, now_ms: int
+    ) -> NoteBackups | None:
+        """Measure a slice; from time to time, choose anew."""
+        if self.bound is None:
+            return None
+        before = self.chosen(mapping)
+        seconds = (now_ms - plan.processing_ms) / 1000
+        self.bound.observe(reports, plan.processing_ms, seconds)
+        choice = self.bound.plan(mapping)
+        if choice is None:
+            return None
+        self.begin(choice.backups - before if before is not None else (), plan.number + 1)
+        return NoteBackups(choice.backups, choice.predicted_s, choice.problem)
+
+    def recovered(self, plan: RecoveryPlan, took_ms: int, reports: Sequence[NodeReport]) -> None:
+        """The prediction learns from a recovery."""
+        if self.bound is not None:
+            replayed = plan.next_slice - 1 - plan.cut
+            self.bound.recovered(took_ms / 1000, plan.restored, replayed, reports)
