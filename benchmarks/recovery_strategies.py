@@ -32,7 +32,7 @@ INTERVAL_S = 5
 SHARES = (0.25, 0.75)  # of an interval, after a checkpoint: when the node is killed
 QUIET_S = 15  # with a checkpoint, history is only what came after it
 SETTLE_S = 10.0
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0  # UB and SB replay minutes, at little more than the rate of the stream
 IN_TWO = "ours, in two"  # with a parallel recovery
 
 

@@ -103,10 +103,10 @@ def main() -> None:
 def cut_and_mend(running: Running, link: Link) -> None:
     running.on_all_nodes()
     far = behind(running, link)
-    zombie = running.node_process(far)
+    zombie, before = running.node_process(far), len(running.job.recoveries)
     link.cut()
-    running.recovered(0)
-    assert "silent" in running.job.recoveries[-1].reason
+    running.recovered(before)
+    assert "silent" in running.job.recoveries[-1].reason, running.job.recoveries
     running.slices(5)
     assert far not in running.mapping.nodes
     assert Path(f"/proc/{zombie}").exists()  # it has not heard of anything

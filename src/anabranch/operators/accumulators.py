@@ -253,7 +253,7 @@ def load_rows(
         {name: column[known] for name, column in arriving.items()},
         hashes[0][new],
         hashes[1][new],
-        rows.take(pa.array(np.flatnonzero(new))),
+        rows if new.all() else rows.take(pa.array(np.flatnonzero(new))),
         {name: column[new] for name, column in arriving.items()},
     )
     update.apply(table, dirty=False)

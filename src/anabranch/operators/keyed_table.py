@@ -27,6 +27,10 @@ _MIN_SLOTS = 64
 _INT64: np.dtype[Any] = np.dtype(np.int64)
 _CHUNK_ROWS = 1 << 17  # rows of a finished chunk of the row log
 _MIN_RUN = 32  # rows of a slice, on average, from which on slices cost less than a copy
+# Rows of a checkpoint from which on they stay where they were read: in pieces of this many bytes,
+# each row so wide that the other columns of the file, which stay as well, do not matter.
+_KEPT_BYTES = 1 << 20
+_KEPT_ROW_BYTES = 128
 
 
 def no_slots() -> Slots:
@@ -42,6 +46,18 @@ class RowLog:
         self._chunks: list[pa.Table] = []
         self._starts: list[int] = []
         self._rows = 0
+
+    def load(self, rows: pa.Table) -> None:
+        """Rows that nobody else holds. A copy of a large state would cost most of a restore."""
+        wide = rows.nbytes >= _KEPT_ROW_BYTES * rows.num_rows
+        for batch in rows.to_batches():
+            table = pa.Table.from_batches([batch])
+            if wide and table.nbytes >= _KEPT_BYTES:
+                self._chunks.append(table)
+                self._starts.append(self._rows)
+                self._rows += table.num_rows
+            else:
+                self.append(table)
 
     def append(self, rows: pa.Table) -> None:
         start, end = self._rows, self._rows + rows.num_rows
@@ -153,12 +169,16 @@ class KeyedTable:
     def add(
         self, first: Hashes, second: Hashes, rows: pa.Table, values: Columns, dirty: bool = True
     ) -> Slots:
-        """Append keys that are distinct and absent; slots known before may move (compaction)."""
+        """Append keys that are distinct and absent; slots known before may move (compaction). What
+        is not dirty was loaded from a file."""
         if self._spent > len(self):
             self.keep(np.flatnonzero(self._alive[: self._slots] | self._dirty[: self._slots]))
         start, end = self._slots, self._slots + len(first)
         self._reserve(end)
-        self._log.append(rows)
+        if dirty:
+            self._log.append(rows)
+        else:
+            self._log.load(rows)
         self._first[start:end] = first
         self._second[start:end] = second
         self._alive[start:end] = True

@@ -96,7 +96,8 @@ class ProcessState:
         if not len(live):
             return
         values = {name: plain(table.column(name))[live] for name in self._sealed}
-        rows = rows.take(pa.array(live))
+        if len(live) < rows.num_rows:
+            rows = rows.take(pa.array(live))
         added = self.table.add(first[live], second[live], rows, values, dirty=False)
         for alarms in self._alarms:
             alarms.watch(added)

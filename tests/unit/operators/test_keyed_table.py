@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.operators import keyed_table
 from anabranch.operators.accumulators import load_rows, sum_part
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import groups_of, hash_keys
@@ -59,11 +60,21 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kept_bytes", [0, keyed_table._KEPT_BYTES])
+@settings(max_examples=40, deadline=None)
 @given(st.lists(steps, max_size=25))
-def test_against_a_dict_and_its_sealed_copy(script: list[tuple[str, object]]) -> None:
+def test_against_a_dict_and_its_sealed_copy(
+    kept_bytes: int, script: list[tuple[str, object]]
+) -> None:
     """A dict keeps insertion order, and a key deleted and set again goes to its end: so does a
     table, and so does another table that only sees what is sealed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyed_table, "_KEPT_BYTES", kept_bytes)
+        patch.setattr(keyed_table, "_KEPT_ROW_BYTES", 0)
+        play(script)
+
+
+def play(script: list[tuple[str, object]]) -> None:
     table, copy = new_table(), new_table()
     model: dict[int, int] = {}
     for action, what in script:
@@ -178,6 +189,18 @@ def test_nearly_all_rows_are_not_copied() -> None:
     assert taken.column("x").to_pylist() == slots.tolist()
     few = slots[:: _MIN_RUN // 2]
     assert log.take(few).column("x").to_pylist() == few.tolist()
+
+
+def test_a_large_state_is_not_copied_when_it_is_loaded() -> None:
+    schema = pa.schema([("x", pa.int64()), ("note", pa.string())])
+    piece = pa.table({"x": np.arange(10_000), "note": ["n" * 200] * 10_000}, schema)
+    log = RowLog(schema)
+    before = pa.total_allocated_bytes()
+    log.load(pa.concat_tables([piece, piece]))
+    assert pa.total_allocated_bytes() - before < piece.nbytes / 10
+    log.append(piece.slice(5, 1))  # what comes with a packet is copied
+    taken = log.take(np.array([3, 10_003, 20_000]))
+    assert taken.column("x").to_pylist() == [3, 3, 5]
 
 
 def test_row_log_merges_small_chunks() -> None:
