@@ -67,7 +67,7 @@ class CheckpointWriter:
             name = checkpoint_name(partition, slice_no, epoch, place)
             failure = None
             try:
-                size = write_checkpoint(Path(root), name, partition, slice_no, epoch, states)
+                size = write_checkpoint(Path(root), name, partition, slice_no, epoch, full, states)
             except Exception as e:
                 message = e.message if isinstance(e, AnabranchError) else repr(e)
                 failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")

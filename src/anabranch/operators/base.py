@@ -69,7 +69,8 @@ class State(Protocol):
         ...
 
     def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        """All live rows, or those of some key groups, in the form `seal` gives; marks untouched."""
+        """All live rows, or those of some key groups, in the form `seal` gives, so there may be
+        deleted ones among them; marks untouched."""
         ...
 
     def load(self, table: pa.Table) -> None:

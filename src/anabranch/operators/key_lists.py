@@ -108,7 +108,7 @@ class KeyLists:
         return self.table.export(self.table.take_dirty())
 
     def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self.table.export(self.table.live_slots(groups))
+        return self.table.snapshot(groups)
 
     def load(self, table: pa.Table) -> Slots:
         """Replace the lists of all keys in the table; gives the slots of their first rows."""

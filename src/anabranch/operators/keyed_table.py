@@ -245,6 +245,12 @@ class KeyedTable:
         kept = {name: rows.column(name) for name in rows.schema.names}
         return pa.table({**marks, **kept, **values})
 
+    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
+        """All live rows, or those of some key groups. Dead ones may be among them, marked as such:
+        to leave them out would copy a large state while the stream waits."""
+        slots = np.arange(self._slots) if groups is None else self.live_slots(groups)
+        return self.export(slots)
+
     @property
     def nbytes(self) -> int:
         arrays: list[npt.NDArray[Any]] = [

@@ -85,7 +85,7 @@ class ProcessState:
         return self.table.export(self.table.take_dirty())
 
     def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self.table.export(self.table.live_slots(groups))
+        return self.table.snapshot(groups)
 
     def load(self, table: pa.Table) -> None:
         rows = canonical_table(table.select([*self.keys.names, *self.fields.names]))

@@ -21,10 +21,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
 from anabranch.errors import StorageError
 from anabranch.model.ids import PartitionId
+from anabranch.operators.base import DELETED
 from anabranch.storage import checkpoint_store
 
 MAGIC = b"ANBRCKP2"
@@ -97,9 +99,11 @@ def write_checkpoint(
     partition: PartitionId,
     slice_no: int,
     epoch: int,
+    full: bool,
     states: Mapping[str, list[pa.Table]],
 ) -> int:
-    """Write every operator's tables (several deltas may have piled up); returns the size."""
+    """Write every operator's tables (several deltas may have piled up); returns the size. What is
+    deleted is left out of a full one, piece by piece."""
     pieces = [
         (operator, number, piece)
         for operator, tables in states.items()
@@ -113,7 +117,8 @@ def write_checkpoint(
         "epoch": epoch,
         "pieces": [[operator, number] for operator, number, _ in pieces],
     }
-    frames = (part for _, _, piece in pieces for part in _frame(encode_table(piece)))
+    written = (_live(piece) if full else piece for _, _, piece in pieces)
+    frames = (part for piece in written for part in _frame(encode_table(piece)))
     return checkpoint_store.write(root, name, chain(encode_header(MAGIC, header), frames))
 
 
@@ -121,6 +126,11 @@ def _pieces(table: pa.Table) -> list[pa.Table]:
     """At least one: an empty table has a schema, too."""
     rows = max(1, table.num_rows * PIECE_BYTES // max(1, table.nbytes))
     return [table.slice(start, rows) for start in range(0, max(1, table.num_rows), rows)]
+
+
+def _live(table: pa.Table) -> pa.Table:
+    deleted = np.asarray(table.column(DELETED))
+    return table.filter(pa.array(~deleted)) if deleted.any() else table
 
 
 def read_checkpoint(

@@ -177,7 +177,7 @@ def _states(
 
 def _rows_of(state: Any, groups: np.ndarray[Any, Any]) -> pa.Table:
     table: pa.Table = state.snapshot()
-    mine = np.isin(table.column(GROUP).to_numpy(), groups)
+    mine = np.isin(table.column(GROUP).to_numpy(), groups) & ~np.asarray(table.column(DELETED))
     return table if mine.all() else table.filter(pa.array(mine))
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,6 +202,21 @@ def test_a_large_state_is_not_copied_when_it_is_loaded() -> None:
     log.append(piece.slice(5, 1))  # what comes with a packet is copied
     taken = log.take(np.array([3, 10_003, 20_000]))
     assert taken.column("x").to_pylist() == [3, 3, 5]
+
+
+def test_a_snapshot_of_a_large_state_with_holes_is_not_copied() -> None:
+    rows = pa.table({"k": np.arange(10_000), "note": ["n" * 200] * 10_000})
+    table = KeyedTable(rows.schema, {"v": PART.dtype}, GROUPS)
+    table.add(*hash_keys(rows, ["k"]), rows, {"v": np.arange(10_000)})
+    table.delete(np.arange(0, 10_000, 3))
+    before = pa.total_allocated_bytes()
+    snapshot = table.snapshot()
+    assert pa.total_allocated_bytes() - before < rows.nbytes / 10
+    live = snapshot.filter(pc.invert(snapshot["_deleted"]))
+    assert live["k"].to_pylist() == [k for k in range(10_000) if k % 3]
+    assert live["v"].to_pylist() == live["k"].to_pylist()
+    some = table.snapshot([0, 1])
+    assert some["k"].to_pylist() == [k for k in live["k"].to_pylist() if group_of(k) < 2]
 
 
 def test_row_log_merges_small_chunks() -> None:

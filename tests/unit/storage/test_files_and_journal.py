@@ -178,7 +178,7 @@ def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(
     partition = PartitionId("c", 1)
     name = checkpoint_name(partition, 7, 2)
     states = {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]}
-    write_checkpoint(tmp_path, name, partition, 7, 2, states)
+    write_checkpoint(tmp_path, name, partition, 7, 2, False, states)
     found = read_checkpoint(tmp_path, name)
     assert [t.equals(TABLE) for t in found["a"]] == [True, True]
     assert [t.equals(TABLE.slice(0, 0)) for t in found["b"]] == [True]
@@ -190,9 +190,23 @@ def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(
     _assert_all_damage_seen(tmp_path / name, lambda _: read_checkpoint(tmp_path, name))
 
 
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+def test_a_full_checkpoint_leaves_out_what_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(checkpoint_files, "PIECE_BYTES", piece)
+    partition = PartitionId("c", 1)
+    table = pa.table({"_deleted": [False, True, True, False], "k": [1, 2, 3, 4]})
+    for full, kept in ((True, [1, 4]), (False, [1, 2, 3, 4])):
+        name = checkpoint_name(partition, 7, int(full))
+        write_checkpoint(tmp_path, name, partition, 7, int(full), full, {"a": [table]})
+        (found,) = read_checkpoint(tmp_path, name)["a"]
+        assert found["k"].to_pylist() == kept
+
+
 def test_an_error_of_who_reads_a_checkpoint_is_not_the_files(tmp_path: Path) -> None:
     name = checkpoint_name(PartitionId("c", 1), 7, 2)
-    write_checkpoint(tmp_path, name, PartitionId("c", 1), 7, 2, {"a": [TABLE]})
+    write_checkpoint(tmp_path, name, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]})
 
     def wanted(_: pa.Table) -> pa.Table:
         raise ValueError("a mistake")
