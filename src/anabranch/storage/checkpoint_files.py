@@ -48,9 +48,36 @@ def decode_table(data: Any) -> pa.Table:
         return reader.read_all()
 
 
+class _Parts:
+    """A file to write to that keeps what it is given, without a copy."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def write(self, data: Any) -> int:
+        if isinstance(data, bytes) and self.found and isinstance(self.found[-1], bytes):
+            self.found[-1] += data  # a few bytes each
+        else:
+            self.found.append(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def encode_parts(table: pa.Table) -> list[Any]:
+    """Arrow IPC stream bytes of a table, in parts that are mostly the table's own memory."""
+    parts = _Parts()
+    with pa.ipc.new_stream(pa.PythonFile(parts, mode="w"), table.schema) as writer:
+        writer.write_table(table)
+    return parts.found
+
+
 def encode_header(magic: bytes, header: Mapping[str, Any]) -> list[Any]:
     """The beginning of a file: a damaged name must not lose its section unseen."""
-    return [magic, *_frame(json.dumps(header).encode())]
+    return [magic, *_frame([json.dumps(header).encode()])]
 
 
 def decode_header(magic: bytes, file: BinaryIO) -> dict[str, Any]:
@@ -61,8 +88,11 @@ def decode_header(magic: bytes, file: BinaryIO) -> dict[str, Any]:
     return header
 
 
-def _frame(data: Any) -> list[Any]:
-    return [len(data).to_bytes(8, "big"), zlib.crc32(data).to_bytes(4, "big"), data]
+def _frame(parts: list[Any]) -> list[Any]:
+    size = crc = 0
+    for part in parts:
+        size, crc = size + len(part), zlib.crc32(part, crc)
+    return [size.to_bytes(8, "big") + crc.to_bytes(4, "big"), *parts]
 
 
 def _read_frame(file: BinaryIO, what: str) -> bytes:
@@ -118,7 +148,7 @@ def write_checkpoint(
         "pieces": [[operator, number] for operator, number, _ in pieces],
     }
     written = (_live(piece) if full else piece for _, _, piece in pieces)
-    frames = (part for piece in written for part in _frame(encode_table(piece)))
+    frames = (part for piece in written for part in _frame(encode_parts(piece)))
     return checkpoint_store.write(root, name, chain(encode_header(MAGIC, header), frames))
 
 
