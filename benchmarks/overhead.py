@@ -4,8 +4,8 @@ Three parts. Throughput and slice time of words counted by second and then in al
 a checkpoint every two seconds, against neither, in interleaved pairs. What travels and what is kept
 when checkpoints, and with them trimming, come every 1 to 5 seconds: requests and reports, and the
 packets of the shuffle, both counted as bytes on the wire, and the same of active replication (AR),
-which sends every packet to a second node as well. And how much later slices are because of
-checkpoints, by size of the state: written in the background as we do, or waited for as a
+which sends every packet to a second node as well. And how much later events are committed because
+of checkpoints, by size of the state: written in the background as we do, or waited for as a
 synchronous system does (SC).
 """
 
@@ -18,7 +18,6 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,8 @@ import polars as pl
 from examples.word_count import split_words
 
 import anabranch as ab
-from anabranch.driver.progress import Progress
 from benchmarks import heavy, report
-from benchmarks.recovery import FILES, Writer, _await
+from benchmarks.recovery import FILES, Batch, Writer, _await, batches
 from benchmarks.workloads import (
     SENTENCES,
     SETTINGS,
@@ -45,8 +43,8 @@ from benchmarks.workloads import (
 NODES = 2
 VOCABULARY = 100_000
 RATE = 1_000  # events a second, while traffic is counted
-SMALL_ROWS = 1_000  # of a slice, while delays are measured
-NEAR = 9  # slices that one is compared with
+DELAY_RATE = 2_000  # … while delays are measured, after a while
+WARMUP_S = 6
 # Student's t for a two-sided interval of 95 %, by the number of samples.
 T95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
@@ -62,8 +60,7 @@ class Sizes:
     intervals: tuple[int, ...]  # seconds
     watched_s: float
     states: tuple[int, ...]  # words, a kilobyte each
-    slices: int  # per state, and in each of so many
-    rounds: int
+    delayed_s: int  # per state and way to checkpoint
 
 
 FULL = Sizes(
@@ -74,8 +71,7 @@ FULL = Sizes(
     intervals=(1, 2, 3, 4, 5),
     watched_s=20.0,
     states=(200, 20_000, 200_000, 2_000_000),
-    slices=80,
-    rounds=3,
+    delayed_s=40,
 )
 QUICK = Sizes(
     pairs=2,
@@ -85,8 +81,7 @@ QUICK = Sizes(
     intervals=(1, 5),
     watched_s=12.0,
     states=(200, 200_000),
-    slices=40,
-    rounds=1,
+    delayed_s=15,
 )
 ON = {"checkpoint_interval": "2s"}
 OFF = {"checkpoint_interval": "10000s", "backups": "sources"}
@@ -241,48 +236,53 @@ def _sent(spark: Any, job: ab.Job) -> tuple[int, int]:
 # -- delay by checkpoints ----------------------------------------------------------------------
 
 
-def added_delay(spark: Any, root: Path, words: int, sizes: Sizes) -> dict[str, list[float]]:
-    """Seconds by which a checkpoint delays the stream, ours and SC's, in every round.
+def slice_latency(spark: Any, root: Path, words: int, sizes: Sizes) -> dict[str, float]:
+    """Mean seconds from an event's file to its commit, as in figure 10b of paper 000.
 
-    The state is filled first. Then small slices follow each other at once, with a checkpoint every
-    second; a run after a restart begins with a whole one. What a checkpoint adds is the time above
-    the usual slice's from the slice that seals it until it is durable.
+    The state is filled first. Then 2,000 events come every second, with a checkpoint every five:
+    the first one of a run is whole, and its delays last for slices. Without checkpoints, ours, SC.
     """
     heavy.fill(root / "in", words)
     run_to_end(spark, heavy.topology(root, 0.0, 1), root / "ck", checkpoint_interval="10000s")
-    found: dict[str, list[float]] = {"ours": [], "SC": []}
-    number = 0
-    for turn in range(sizes.rounds):
-        for name in ("ours", "SC") if turn % 2 == 0 else ("SC", "ours"):
-            for _ in range(sizes.slices):
-                rows = heavy.marked(number, SMALL_ROWS, words)
-                heavy.write(root / "in", f"{number:06d}", rows, costs=False)
-                number += 1
-            options = {"checkpoint_interval": "1s", "strategy": name}
-            job = run_to_end(spark, heavy.topology(root, 0.0, 1), root / "ck", **options)
-            found[name].append(per_checkpoint([p for p in job.recent_progress if p.rows_in][2:]))
+    found: dict[str, float] = {}
+    times: dict[int, float] = {}  # of all files
+    for name in ("without", "ours", "SC"):
+        job = heavy.topology(root, 0.0).start(
+            spark,
+            checkpoint=root / "ck",
+            checkpoint_interval="10000s" if name == "without" else "5s",
+            strategy="SC" if name == "SC" else "ours",
+        )
+        latencies = latency_by_file(job, root, words, WARMUP_S + sizes.delayed_s, times)
+        found[name] = statistics.fmean(latencies[WARMUP_S:])
     return found
 
 
-def per_checkpoint(slices: list[Progress]) -> float:
-    """The mean over all checkpoints that became durable while these slices ran."""
-    later = sorted({p.checkpoint_slice for p in slices})[1:]
-    usual: list[tuple[int, float]] = []  # slices and their times
-    while_sealing: list[tuple[int, float]] = []
-    for p, following in pairwise(slices):
-        gap = (following.processing_ms - p.processing_ms) / 1000
-        # A slice seals when a later one names it; until then every slice may be slower.
-        in_flight = any(cut <= p.slice for cut in later if cut > p.checkpoint_slice)
-        (while_sealing if in_flight else usual).append((p.slice, gap))
-    if not later or not usual:
-        raise SystemExit("too few slices for a checkpoint among them")
+def latency_by_file(
+    job: ab.Job, root: Path, words: int, seconds: int, times: dict[int, float]
+) -> list[float]:
+    """Write a file a second, after those of `times`: how long until each was committed."""
+    first = len(times)
 
-    def added(number: int, gap: float) -> float:
-        """Compared with slices near it: after a start all of them become faster for a while."""
-        near = sorted(usual, key=lambda other: abs(other[0] - number))[:NEAR]
-        return gap - statistics.median(gap for _, gap in near)
+    def write(number: int) -> None:
+        rows = heavy.marked(first + number, DELAY_RATE, words)
+        heavy.write(root / "in", f"{first + number:06d}", rows, costs=False)
 
-    return max(0.0, sum(added(*each) for each in while_sealing)) / len(later)
+    writer = Writer(write)
+    time.sleep(seconds)
+    writer.finish()
+    times |= enumerate(writer.times, first)
+
+    def committed() -> list[Batch]:
+        return batches(job._driver._query, times, root / "ck" / "spark" / "sources" / "0")
+
+    _await(lambda: any(b.newest_file == len(times) - 1 for b in committed()), 120.0)
+    found = committed()
+    job.stop()
+    return [
+        next(b.committed for b in found if b.newest_file >= number) - times[number]
+        for number in range(first, len(times))
+    ]
 
 
 # -- the whole ---------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 pairs, 2 intervals, smaller state")
     quick = parser.parse_args().quick
     sizes = QUICK if quick else FULL
-    delays: dict[int, dict[str, list[float]]] = {}
+    delays: dict[int, dict[str, float]] = {}
     sent: dict[int, Traffic] = {}
     with scratch() as root, ab.EmbeddedCluster(NODES, memory_mb=2048) as cluster:
         write_sentences(root / "large", sizes.large, VOCABULARY)
@@ -306,7 +306,7 @@ def main() -> None:
         copied = traffic(spark, root / "copied", max(sizes.intervals), sizes.watched_s, "AR")
         say(f"active replication: {copied}")
         for words in sizes.states:
-            delays[words] = added_delay(spark, root / f"words-{words}", words, sizes)
+            delays[words] = slice_latency(spark, root / f"words-{words}", words, sizes)
             say(f"{words:,} KB: {delays[words]}")
         spark.stop()
     _report(pairs, sent, copied, delays, quick)
@@ -316,7 +316,7 @@ def _report(
     pairs: dict[str, list[tuple[float, float]]],
     sent: dict[int, Traffic],
     copied: Traffic,
-    delays: dict[int, dict[str, list[float]]],
+    delays: dict[int, dict[str, float]],
     quick: bool,
 ) -> None:
     both = list(zip(pairs["on"], pairs["off"], strict=True))
@@ -343,10 +343,10 @@ def _report(
     ratios: dict[int, float] = {}
     for words, found in delays.items():
         size = f"{words * heavy.NOTE_BYTES / 1e6:,.1f} MB"
-        ours, theirs = (statistics.median(found[name]) for name in ("ours", "SC"))
+        ours, theirs = (max(0.0, found[name] - found["without"]) for name in ("ours", "SC"))
         ratios[words] = ours / theirs if theirs else 0.0
-        of = f"SC {spread(found['SC'])}"
-        rows.append([f"later by a checkpoint of {size}, s", spread(found["ours"]), of])
+        of = f"SC {theirs:.3f}; slices take {found['without']:.3f}"
+        rows.append([f"later with checkpoints of {size}, s", ours, of])
     report.table("What safety costs", columns, rows)
     figures = {
         "throughput_on_off": ratio,

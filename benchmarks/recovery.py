@@ -18,7 +18,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,9 @@ class Phases:
     catch_up: float
 
 
+Times = Sequence[float] | Mapping[int, float]  # when each file was there, by its number
+
+
 class Writer:
     """A file at every full second, named by its number; remembers when each was there."""
 
@@ -117,7 +120,7 @@ def write_sentences(directory: Path, number: int, rows: int) -> None:
     hidden.rename(directory / f"{number:06d}.parquet")
 
 
-def batches(query: Any, writer: Writer, sources: Path) -> list[Batch]:
+def batches(query: Any, times: Times, sources: Path) -> list[Batch]:
     """All batches with new files, from the query's progress and its log of files in `sources`.
 
     Not from its count of rows: a batch that is read again counts twice.
@@ -139,7 +142,7 @@ def batches(query: Any, writer: Writer, sources: Path) -> list[Batch]:
         began = pl.Series([progress["timestamp"]]).str.to_datetime(time_zone="UTC")[0].timestamp()
         took = progress["durationMs"]["triggerExecution"] / 1000
         file = newest[offset]
-        found.append(Batch(began, began + took, writer.times[file], file))
+        found.append(Batch(began, began + took, times[file], file))
     return found
 
 
@@ -188,7 +191,7 @@ def run_side(
             query, sources = job._driver._query, root / "ck" / "spark" / "sources" / "0"
         else:
             query, sources = _peer(spark, root), root / "ck" / "sources" / "0"
-        _await(lambda: len(batches(query, writer, sources)) >= SETTLE, 180.0)
+        _await(lambda: len(batches(query, writer.times, sources)) >= SETTLE, 180.0)
         moments = []
         for number in range(kills):
             _await(lambda: _nodes(cluster, job) == NODES)
@@ -197,9 +200,9 @@ def run_side(
             moments.append(time.time())
             time.sleep(AFTER_S)
         files = writer.finish()
-        _await(lambda: batches(query, writer, sources)[-1].newest_file == files - 1)
+        _await(lambda: batches(query, writer.times, sources)[-1].newest_file == files - 1)
         time.sleep(2.0)  # a listing may have missed a file that came just before the newest
-        found = batches(query, writer, sources)
+        found = batches(query, writer.times, sources)
         job.stop() if job is not None else query.stop()
         spark.stop()
     outcomes = [outcome(found, t, t + AFTER_S) for t in moments]

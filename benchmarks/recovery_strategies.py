@@ -86,7 +86,9 @@ class Run:
 
     @property
     def batches(self) -> list[Any]:
-        return batches(self._query, self._writer, self._root / "ck" / "spark" / "sources" / "0")
+        return batches(
+            self._query, self._writer.times, self._root / "ck" / "spark" / "sources" / "0"
+        )
 
     @property
     def checkpoint_slice(self) -> int:
