@@ -8,7 +8,7 @@ O(rows of the slice); only growth (amortised), compaction and moves of key group
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,15 +60,33 @@ class RowLog:
                 self.append(table)
 
     def append(self, rows: pa.Table) -> None:
-        start, end = self._rows, self._rows + rows.num_rows
         # A second chunk makes combine_chunks copy: a state must not keep a whole packet alive.
-        rows = pa.concat_tables([self.schema.empty_table(), rows])
+        self._push(pa.concat_tables([self.schema.empty_table(), rows]))
+
+    def kept(self, slots: Slots) -> RowLog:
+        """A log of these rows, which come in ascending order, and nothing of the others."""
+        log = RowLog(self.schema)
+        for chunk, rows in self._by_chunk(slots):
+            log._push(chunk.take(pa.array(rows)))
+        return log
+
+    def _push(self, rows: pa.Table) -> None:
+        start, end = self._rows, self._rows + rows.num_rows
         while self._chunks and _worth_merging(self._chunks[-1].num_rows, rows.num_rows):
             rows = pa.concat_tables([self._chunks.pop(), rows])
             start = self._starts.pop()
         self._chunks.append(rows.combine_chunks())
         self._starts.append(start)
         self._rows = end
+
+    def _by_chunk(self, slots: Slots) -> Iterator[tuple[pa.Table, Slots]]:
+        """Chunks, and the rows of each that ascending slots name."""
+        bounds = np.searchsorted(slots, np.array([*self._starts, self._rows], dtype=np.int64))
+        for chunk, start, low, high in zip(
+            self._chunks, self._starts, bounds[:-1], bounds[1:], strict=True
+        ):
+            if low < high:
+                yield chunk, slots[low:high] - start
 
     def take(self, slots: Slots) -> pa.Table:
         if len(slots) == self._rows and np.all(slots[1:] > slots[:-1]):
@@ -77,13 +95,9 @@ class RowLog:
         if len(slots) > 1 and np.any(slots[1:] < slots[:-1]):
             order = np.argsort(slots, kind="stable")
             slots = slots[order]
-        bounds = np.searchsorted(slots, np.array([*self._starts, self._rows], dtype=np.int64))
         parts = [self.schema.empty_table()]
-        for chunk, start, low, high in zip(
-            self._chunks, self._starts, bounds[:-1], bounds[1:], strict=True
-        ):
-            if low < high:
-                parts += _picked(chunk, slots[low:high] - start)
+        for chunk, rows in self._by_chunk(slots):
+            parts += _picked(chunk, rows)
         taken = pa.concat_tables(parts)
         if order is None:
             return taken
@@ -269,9 +283,7 @@ class KeyedTable:
 
     def keep(self, slots: Slots) -> None:
         """Compact to these slots, in their order; the others leave no trace."""
-        log = RowLog(self._log.schema)
-        log.append(self._log.take(slots))
-        self._log = log
+        self._log = self._log.kept(slots)
         size = max(_MIN_SLOTS, len(slots))
         self._resize(size, slots)
         self._slots = len(slots)
