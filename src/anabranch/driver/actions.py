@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -119,7 +120,8 @@ class Waves(Protocol):
 
 
 class Actions:
-    """Owns the journal; one command at a time."""
+    """Owns the journal; one command at a time. Old files are deleted `behind` the stream if asked
+    for: a store may take its time, and so does a file system for gigabytes."""
 
     def __init__(
         self,
@@ -127,8 +129,10 @@ class Actions:
         prepared: Prepared,
         sinks: Mapping[str, Sink],
         clock: Callable[[], int] | None = None,
+        behind: bool = False,
     ) -> None:
         self._clock = clock or now_ms
+        self._behind = ThreadPoolExecutor(1, "anabranch-trim") if behind else None
         self._root = root
         self._prepared = prepared
         self._sinks = sinks
@@ -197,6 +201,8 @@ class Actions:
             sink.begin(past.slices[-1].number if past.slices else 0)
 
     def close(self) -> None:
+        if self._behind is not None:
+            self._behind.shutdown()
         self._journal.close()
         for sink in self._sinks.values():
             sink.close()
@@ -243,7 +249,10 @@ class Actions:
             case WriteHead():
                 self._begin_segment(command)
             case TrimStorage():
-                self._trim(command)
+                if self._behind is None:
+                    self._trim(command)
+                else:
+                    self._behind.submit(self._trim, command)
             case FinishBatch():
                 self.finished_batch = command.batch
             case NoteBackups():
@@ -408,11 +417,16 @@ class Actions:
         write_atomic(self._root / PREDICTION, [text.encode()])
 
     def _trim(self, command: TrimStorage) -> None:
-        source_log.trim(self._root, command.log_below)
-        for name in checkpoint_store.names(self._root, self._prepared.spec.checkpoints):
-            number = int(name.rpartition("/")[2].partition("-")[0])
-            if name not in command.keep_files and number < command.log_below:
-                checkpoint_store.delete(self._root, name)
+        """Delete what nobody will read again. What cannot be deleted is tried again with the next
+        checkpoint: it takes room, but no slice needs it gone."""
+        try:
+            source_log.trim(self._root, command.log_below)
+            for name in checkpoint_store.names(self._root, self._prepared.spec.checkpoints):
+                number = int(name.rpartition("/")[2].partition("-")[0])
+                if name not in command.keep_files and number < command.log_below:
+                    checkpoint_store.delete(self._root, name)
+        except (StorageError, OSError) as e:
+            log.warning("old files could not be deleted yet: %s", e)
 
 
 def now_ms() -> int:

@@ -97,11 +97,14 @@ class JobDriver:
         self._prepared = prepare(self._parts, self._config, schemas, united)
         self._spec = pickle_job(self._prepared.spec)
 
-    def take_over(self, connect: Callable[[], tuple[Waves, tuple[NodeId, ...]]]) -> None:
-        """Own the directory, hand out the partitions, replay; returns when new rows may come."""
+    def take_over(
+        self, connect: Callable[[], tuple[Waves, tuple[NodeId, ...]]], behind: bool = True
+    ) -> None:
+        """Own the directory, hand out the partitions, replay; returns when new rows may come.
+        `behind`, old files are deleted by a thread of their own."""
         self._lock = DirectoryLock(self._root)
         plan = self._parts.plan
-        self.actions = Actions(self._root, self._prepared, self._parts.sinks)
+        self.actions = Actions(self._root, self._prepared, self._parts.sinks, behind=behind)
         try:
             past = self.actions.resume(self._config.drop_state)
             config = ControlConfig(

@@ -257,6 +257,7 @@ class LocalRun:
         strategy: str = "ours",
         recovery_bound_ms: int | None = None,
         checkpoints: str = LOCAL,
+        behind: bool = False,
     ) -> None:
         parts = JobParts(
             plan=topology.plan(),
@@ -281,7 +282,7 @@ class LocalRun:
         self.nodes = hosts or LocalNodes(nodes, parts.plan.waves, faults)
         prepared = self.driver._prepared
         self.nodes.connect(self.driver._spec, prepared.sources, prepared.schema)
-        self.driver.take_over(lambda: (self.nodes, self.nodes.nodes))
+        self.driver.take_over(lambda: (self.nodes, self.nodes.nodes), behind)
         newest = self.driver.controller.newest
         self.next_batch = newest.batch + 1 if newest and newest.batch is not None else 0
 

@@ -55,6 +55,34 @@ def test_restarts_and_trimming(tmp_path: Path, url: str) -> None:
     assert len(slices) < 15  # of thirty that were sealed
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_cannot_be_deleted_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, behind: bool
+) -> None:
+    deleted: list[str] = []
+    real = checkpoint_store.delete
+
+    def delete(root: Path, name: str) -> None:
+        deleted.append(name)
+        if len(deleted) < 4:
+            raise StorageError("the store is not there")
+        real(root, name)
+
+    monkeypatch.setattr(checkpoint_store, "delete", delete)
+    comparison = Comparison(_simple())
+    root = tmp_path / "job"
+    run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=1, behind=behind)
+    for n in range(30):
+        comparison.feed(run, batch(n))
+        run.await_cut()
+    run.stop()  # waits for what is being deleted
+    assert "could not be deleted yet: the store is not there" in caplog.text
+    assert len(set(deleted)) < len(deleted)
+    left = set(checkpoint_store.names(root, LOCAL))
+    assert not left & set(deleted)
+    assert len({name.rpartition("/")[2] for name in left}) < 15
+
+
 def test_a_job_moves_to_a_store_and_back(tmp_path: Path, url: str) -> None:
     comparison = Comparison(_simple())
     for number, place in enumerate((LOCAL, url, LOCAL)):
