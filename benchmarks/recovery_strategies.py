@@ -23,7 +23,7 @@ from anabranch.control.strategies import STRATEGIES
 from benchmarks import heavy, report
 from benchmarks.kill_cases import by_slice
 from benchmarks.recovery import Outcome, Phases, Writer, batches, outcome, phases
-from benchmarks.workloads import SETTINGS, say, scratch, write_result
+from benchmarks.workloads import SETTINGS, say, scratch, spread, write_result
 
 NODES = 3
 RATE = 1_000  # words a second
@@ -226,7 +226,7 @@ def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bo
             median(samples, lambda s: s.phases.restore),
             median(samples, lambda s: s.phases.replay),
             median(samples, lambda s: s.phases.catch_up),
-            median(samples, lambda s: s.outcome.on_schedule),
+            spread([s.outcome.on_schedule for s in samples]),
             median(samples, lambda s: s.replayed),
         ]
         for name, samples in found.items()
@@ -240,18 +240,19 @@ def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bo
     if not quick:
         size = f"{sizes.words * heavy.NOTE_BYTES / 1e6:.0f} MB"
         note = (
-            f"`--strategies`: {NODES} nodes, slices of 1 s, a checkpoint every {INTERVAL_S} s "
+            f"{NODES} nodes, slices of 1 s, a checkpoint every {INTERVAL_S} s "
             f"unless stated; {size} of state, {RATE:,} words/s at {COST_S * 1e6:.0f} µs each "
             f"({used:.0%} of a core in all), {sizes.history_s} s of history. Medians. Replay has "
-            "the Spark job around it, too."
+            "the Spark job around it, too. On two cores, catching up competes with the start of "
+            "the node that replaces the killed one: mind the range."
         )
         rest = (
             "![by strategy and by interval](recovery_strategies.svg)",
             f"`{json.dumps(figures)}`",
         )
-        write_result(
-            "recovery_strategies", "A killed counter, by strategy", note, columns, rows, *rest
-        )
+        title = "A killed counter, by strategy"
+        how = "recovery --strategies"
+        write_result("recovery_strategies", title, note, columns, rows, *rest, how=how)
         _plot(sizes, found, report.RESULTS / "recovery_strategies.svg")
     report.figures(figures)
 

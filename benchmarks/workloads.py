@@ -327,16 +327,17 @@ def compared(
 
 
 def write_result(
-    name: str, title: str, note: str, columns: list[str], rows: Any, *rest: str
+    name: str, title: str, note: str, columns: list[str], rows: Any, *rest: str, how: str = ""
 ) -> None:
-    """docs/results/NAME.md: when, where, how, and the table."""
+    """docs/results/NAME.md: when, where, how if not by its own benchmark, and the table."""
 
     def line(cells: Any) -> str:
         return (
             "| " + " | ".join(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |"
         )
 
-    head = f"{time.strftime('%Y-%m-%d')}, {report.machine()}, `python -m benchmarks.{name}`. {note}"
+    command = f"python -m benchmarks.{how or name}"
+    head = f"{time.strftime('%Y-%m-%d')}, {report.machine()}, `{command}`. {note}"
     table = [line(columns), line(["---"] * len(columns)), *map(line, rows)]
     text = [f"# {title}", "", head, "", *table, "", *(part + "\n" for part in rest)]
     report.RESULTS.mkdir(parents=True, exist_ok=True)
