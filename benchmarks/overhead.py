@@ -250,6 +250,7 @@ def slice_latency(spark: Any, root: Path, words: int, sizes: Sizes) -> dict[str,
         job = heavy.topology(root, 0.0).start(
             spark,
             checkpoint=root / "ck",
+            slice="100ms",  # no file waits for the clock
             checkpoint_interval="10000s" if name == "without" else "5s",
             strategy="SC" if name == "SC" else "ours",
         )
