@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from effort import LONG
+
 HERE = Path(__file__).parent
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 
@@ -22,6 +24,7 @@ def may_cut_links() -> bool:
     return made.returncode == 0
 
 
+@pytest.mark.skipif(not LONG, reason="a cluster of its own, for more than a minute")
 @pytest.mark.timeout(400)
 def test_a_node_that_is_cut_off_is_replaced_and_fenced(tmp_path: Path) -> None:
     if not may_cut_links():

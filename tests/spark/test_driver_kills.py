@@ -27,8 +27,8 @@ from anabranch.spark.embedded import EmbeddedCluster
 from effort import LONG
 from oracle import Dataflow, Step
 
-KILLS = 20 if LONG else 3
-FILES = 130 if LONG else 30
+KILLS = 20 if LONG else 4
+FILES = 130 if LONG else 40
 START_TIMEOUT_S = 300
 STEPS = (
     Step("numbers", "source"),
