@@ -422,11 +422,20 @@ class Actions:
         try:
             source_log.trim(self._root, command.log_below)
             for name in checkpoint_store.names(self._root, self._prepared.spec.checkpoints):
-                number = int(name.rpartition("/")[2].partition("-")[0])
-                if name not in command.keep_files and number < command.log_below:
-                    checkpoint_store.delete(self._root, name)
+                number = name.rpartition("/")[2].partition("-")[0]
+                if not number.isdigit() or name in command.keep_files:
+                    continue  # a stranger's, or needed
+                if int(number) < command.log_below:
+                    self._delete(name)
         except (StorageError, OSError) as e:
-            log.warning("old files could not be deleted yet: %s", e)
+            log.warning("old files could not be listed: %s", e)
+
+    def _delete(self, name: str) -> None:
+        """One that stays must not keep the others."""
+        try:
+            checkpoint_store.delete(self._root, name)
+        except (StorageError, OSError) as e:
+            log.warning("%s could not be deleted yet: %s", name, e)
 
 
 def now_ms() -> int:
