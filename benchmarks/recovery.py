@@ -50,6 +50,7 @@ class Batch:
     committed: float
     newest_row: float
     newest_file: int = 0
+    number: int = 0  # the query's
 
     @property
     def lag(self) -> float:
@@ -80,10 +81,10 @@ Times = Sequence[float] | Mapping[int, float]  # when each file was there, by it
 
 
 class Writer:
-    """A file at every full second, named by its number; remembers when each was there."""
+    """A file every second, or more often, named by its number; remembers when each was there."""
 
-    def __init__(self, write: Callable[[int], None]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[int], None], every_s: float = 1.0) -> None:
+        self._write, self._every_s = write, every_s
         self.times: list[float] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -94,7 +95,7 @@ class Writer:
         while not self._ended.wait(max(0.0, due - time.time())):
             self._write(len(self.times))
             self.times.append(time.time())
-            due += 1.0
+            due += self._every_s
 
     def finish(self) -> int:
         """How many files there are in all."""
@@ -142,7 +143,7 @@ def batches(query: Any, times: Times, sources: Path) -> list[Batch]:
         began = pl.Series([progress["timestamp"]]).str.to_datetime(time_zone="UTC")[0].timestamp()
         took = progress["durationMs"]["triggerExecution"] / 1000
         file = newest[offset]
-        found.append(Batch(began, began + took, times[file], file))
+        found.append(Batch(began, began + took, times[file], file, progress["batchId"]))
     return found
 
 

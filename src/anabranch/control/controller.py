@@ -75,7 +75,7 @@ from anabranch.model.mapping import Layout, Mapping, adjust, place, promote, rea
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
-from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord
+from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord, Writes
 
 # Tries in a row without a slice between them: a state that kills every node it meets.
 MAX_TRIES = 10
@@ -98,9 +98,11 @@ class ControlConfig:
     autoscale: Autoscale | None = None
     # A lost partition whose output goes to sinks only is rebuilt as so many, on as many nodes.
     parallel_recovery: int = 1
-    # For comparison with other systems: a slice that seals waits for its files; a loss takes every
-    # partition back to the cut; it looks behind a scaling, which a rollback undoes.
+    # For comparison with other systems: a slice that seals waits for its files; those have the
+    # whole state; a loss takes every partition back to the cut; it looks behind a scaling, which a
+    # rollback undoes.
     synchronous: bool = False
+    whole: bool = False
     rollback: bool = False
     behind_scaling: bool = False
     copies: bool = False  # of every partition, on another node
@@ -632,7 +634,7 @@ class Controller:
         if self._again is not None:
             plan, self._again = self._again, None
             return self._run(plan)
-        if (self._config.synchronous or self._disk_full) and self._checkpoints.in_flight:
+        if self._disk_full and self._checkpoints.in_flight:
             return [PollNodes()]
         if self.phase is Phase.STOPPING:
             return self._stop_step()
@@ -711,7 +713,8 @@ class Controller:
                 processing_ms=now_ms,
                 mapping=0,
                 seal=self._shall_seal(now_ms, seal) and not self._checkpoints.in_flight,
-                fold=self._change is None,
+                writes=self._seal_writes,
+                waits=self._config.synchronous,
                 generation=logged.generation if logged else self._generation,
                 attempt=self._attempt_of(feed, logged),
                 without_log=logged.without_log(1) if logged else (),
@@ -724,6 +727,12 @@ class Controller:
             return True
         # While state is loaded from a cut, that cut stays the newest.
         return self._checkpoints.is_due(now_ms) and self._change is None
+
+    @property
+    def _seal_writes(self) -> Writes:
+        if self._change is not None:  # state that is loaded ahead must stay a part of the files
+            return Writes.CHANGES
+        return Writes.WHOLE if self._config.whole else Writes.FOLDED
 
     def _attempt_of(self, feed: Feed, logged: SliceRecord | None) -> int:
         if feed is Feed.LIVE:

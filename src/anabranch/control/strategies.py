@@ -14,7 +14,8 @@ class Strategy:
 
     backups: bool = True  # operators keep their output; otherwise only the source log is there
     checkpoints: bool = True
-    synchronous: bool = False  # a slice that seals a checkpoint waits for its files
+    synchronous: bool = False  # a slice that seals a checkpoint is out when its files are durable
+    whole: bool = False  # every checkpoint has the whole state, not only what changed
     rollback: bool = False  # every partition goes back to the cut, not only the lost ones
     # A loss after a scaling goes back to the checkpoint before it; a rollback undoes it, too.
     behind_scaling: bool = False
@@ -28,8 +29,8 @@ STRATEGIES = {
     "R+SM": Strategy(behind_scaling=True),
     "UB": Strategy(checkpoints=False),  # the whole history is replayed
     "SB": Strategy(checkpoints=False, backups=False),  # … from the sources
-    # As Spark Streaming does.
-    "SC": Strategy(backups=False, synchronous=True, rollback=True, behind_scaling=True),
+    # As Spark Streaming does: a checkpoint writes the RDD that is the state, as part of the batch.
+    "SC": Strategy(backups=False, synchronous=True, whole=True, rollback=True, behind_scaling=True),
     # Active replication: everything is sent and computed twice.
     "AR": Strategy(checkpoints=False, backups=False, copies=True),
 }

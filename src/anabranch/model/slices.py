@@ -16,6 +16,14 @@ class Feed(Enum):
     NONE = "none"  # no rows: time moves, windows close, checkpoints are sealed
 
 
+class Writes(Enum):
+    """What a checkpoint's files have; a partition's first one has its whole state in any case."""
+
+    CHANGES = "changes"  # what changed since the last one
+    FOLDED = "folded"  # … or the whole state, once changes have piled up
+    WHOLE = "whole"
+
+
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
     """One slice to run, with every input that decides its result."""
@@ -31,7 +39,8 @@ class SlicePlan:
     # Which log the rows are in: the driver that wrote it, and its try at reading the batch.
     generation: int = 0
     attempt: int = 0
-    fold: bool = True  # may a seal write the whole state, where deltas have piled up?
+    writes: Writes = Writes.FOLDED
+    waits: bool = False  # for the files of its checkpoint: nothing of it is out before
     # Source tasks that logged nothing for this slice; None where the journal does not say.
     without_log: tuple[int, ...] | None = ()
 

@@ -63,22 +63,35 @@ class CheckpointWriter:
             sealed = self._queue.get()
             if sealed is None:
                 return
-            run, root, place, partition, slice_no, epoch, full, states = sealed
-            name = checkpoint_name(partition, slice_no, epoch, place)
-            failure = None
-            try:
-                size = write_checkpoint(Path(root), name, partition, slice_no, epoch, full, states)
-            except Exception as e:
-                message = e.message if isinstance(e, AnabranchError) else repr(e)
-                failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
-            with self._lock:
-                if run != self._run:
-                    continue
-                if failure is not None:
-                    self._failures.append(failure)
-                    continue
-                done = CheckpointWritten(partition, slice_no, epoch, name, full, size)
-                self._written[(partition, slice_no)] = done
-                mine = sorted(n for p, n in self._written if p == partition)
-                for old in mine[:-REPORTED_CHECKPOINTS]:
-                    del self._written[(partition, old)]
+            self.write(*sealed)
+
+    def write(
+        self,
+        run: int,
+        root: str,
+        place: str,
+        partition: PartitionId,
+        slice_no: int,
+        epoch: int,
+        full: bool,
+        states: Any,
+    ) -> None:
+        """Make one partition's sealed state durable, on the caller's time."""
+        name = checkpoint_name(partition, slice_no, epoch, place)
+        failure = None
+        try:
+            size = write_checkpoint(Path(root), name, partition, slice_no, epoch, full, states)
+        except Exception as e:
+            message = e.message if isinstance(e, AnabranchError) else repr(e)
+            failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
+        with self._lock:
+            if run != self._run:
+                return
+            if failure is not None:
+                self._failures.append(failure)
+                return
+            done = CheckpointWritten(partition, slice_no, epoch, name, full, size)
+            self._written[(partition, slice_no)] = done
+            mine = sorted(n for p, n in self._written if p == partition)
+            for old in mine[:-REPORTED_CHECKPOINTS]:
+                del self._written[(partition, old)]

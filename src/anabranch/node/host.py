@@ -488,17 +488,18 @@ class Host:
     # -- checkpoints, backups, reports ---------------------------------------------------------
 
     def _seal(self, plan: SlicePlan) -> None:
-        """Copy what changed; the writer thread makes it durable while slices go on."""
+        """Copy what changed; the writer's thread makes it durable while slices go on."""
         assert self._job is not None
         assert self._mapping is not None
         place, number = (self._job.root, self._job.checkpoints), plan.number
         copies = self._mapping.copied_by(self._node)
+        write = self._writer.write if plan.waits else self._writer.submit
         for p in self._partitions.values():
             if p.id in copies:
                 p.sealed_elsewhere()
             elif p.sealed < number:
-                full, states = p.seal(plan.fold)
-                self._writer.submit(self._run, *place, p.id, number, p.epoch, full, states)
+                full, states = p.seal(plan.writes)
+                write(self._run, *place, p.id, number, p.epoch, full, states)
 
     def _spill(self, confirmed: int) -> None:
         """Move the oldest backups to disk while there are too many in memory."""

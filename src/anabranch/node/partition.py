@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from anabranch.model.ids import PartitionId
 from anabranch.model.reports import PartitionReport
+from anabranch.model.slices import Writes
 from anabranch.node.chain import ChainProgram, ChainResult
 from anabranch.operators.base import GROUP, SliceTime
 from anabranch.storage.checkpoint_files import decode_table, encode_table, read_checkpoint
@@ -147,18 +148,18 @@ class Partition:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def seal(self, fold: bool = True) -> tuple[bool, dict[str, list[pa.Table]]]:
+    def seal(self, writes: Writes = Writes.FOLDED) -> tuple[bool, dict[str, list[pa.Table]]]:
         """The state, or what changed since the last seal, as tables: (is it full?, tables).
 
-        Once per slice: a second delta would be empty and take the place of the first. Without
-        `fold` deltas pile up further: state that is loaded ahead must stay a part of the files.
+        Once per slice: a second delta would be empty and take the place of the first.
         """
         self.sealed = self.next_slice - 1
         deltas = {n: s.seal() for n, s in self.states.items()}
         rows = sum(t.num_rows for t in deltas.values())
         total = sum(s.rows for s in self.states.values())
-        pile = FULL_AFTER_DELTA_SHARE * total
-        if self._delta_rows is None or (fold and self._delta_rows + rows > pile):
+        piled = (self._delta_rows or 0) + rows > FULL_AFTER_DELTA_SHARE * total
+        folds = writes is Writes.WHOLE or (writes is Writes.FOLDED and piled)
+        if self._delta_rows is None or folds:
             self._delta_rows = 0
             return True, {n: [s.snapshot()] for n, s in self.states.items()}
         self._delta_rows += rows

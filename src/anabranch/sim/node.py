@@ -378,8 +378,11 @@ class SimNode:
         copies = self.mapping.copied_by(self.node)
         for partition in self.partitions.values():
             if partition.id not in copies and partition.sealed < plan.number:
-                self._unwritten.append((self._run, partition.epoch, partition.seal(plan.fold)))
-                self._background(self, self.write_next)
+                self._unwritten.append((self._run, partition.epoch, partition.seal(plan.writes)))
+                if not plan.waits:
+                    self._background(self, self.write_next)
+        while plan.waits and self._unwritten:
+            self.write_next()
 
     def write_next(self) -> None:
         """The oldest sealed state becomes a file."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anabranch.model.ids import PartitionId
 from anabranch.model.plan import Chain
-from anabranch.model.slices import SlicePlan
+from anabranch.model.slices import SlicePlan, Writes
 from anabranch.sim.disk import Snapshot
 from anabranch.sim.workload import Row, close, fold, moment
 
@@ -81,9 +81,11 @@ class SimPartition:
             if number <= slice_no:
                 output.to_sinks = False
 
-    def seal(self, fold_deltas: bool) -> Snapshot:
+    def seal(self, writes: Writes) -> Snapshot:
         self.sealed = self.next_slice - 1
-        full = self._deltas is None or (fold_deltas and self._deltas >= DELTAS_UNTIL_FULL)
+        piled = (self._deltas or 0) >= DELTAS_UNTIL_FULL
+        folds = writes is Writes.WHOLE or (writes is Writes.FOLDED and piled)
+        full = self._deltas is None or folds
         self._deltas = 0 if full or self._deltas is None else self._deltas + 1
         keys = self._hashes if full else self._changed
         saved = {k: (self._hashes[k], k in self._open) for k in sorted(keys)}

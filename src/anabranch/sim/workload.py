@@ -101,6 +101,7 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         watermark_delays_us={s: dice.choice((0, 5)) for s in sources} if timed else {},
         backups=dice.choice((None, frozenset(), chosen, chosen)),
         synchronous=dice.random() < 0.1,
+        whole=dice.random() < 0.1,
         rollback=dice.random() < 0.05,
         parallel_recovery=dice.choice((1, 1, 2, 3)),
         copies=dice.random() < 0.2,

@@ -119,6 +119,7 @@ class JobDriver:
                 autoscale=self._config.autoscale,
                 parallel_recovery=self._config.parallel_recovery,
                 synchronous=self._config.strategy.synchronous,
+                whole=self._config.strategy.whole,
                 rollback=self._config.strategy.rollback,
                 behind_scaling=self._config.strategy.behind_scaling,
                 copies=self._config.strategy.copies,

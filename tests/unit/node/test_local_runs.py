@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from local_run import Batch, Faults, LocalNodes, LocalRun, rows_of
 
 import anabranch as ab
 from anabranch.errors import InvariantError
-from anabranch.model.slices import Feed
+from anabranch.model.slices import Cut, Feed
+from anabranch.node.checkpoint_writer import CheckpointWriter
 from effort import examples
 from flow_topology import build
 from oracle import Dataflow
@@ -213,3 +215,24 @@ def test_a_batch_in_several_slices_gives_the_same_totals(tmp_path: Path, limit: 
     assert final == dict(comparison.oracle.run(united(batch))["o"].keys())
     if limit < 9:
         assert len(sink.slices) > 1
+
+
+def test_synchronous_checkpoints_are_whole_and_there_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Spark Streaming; ours go on while their writer, held up here, has not begun."""
+    monkeypatch.setattr(CheckpointWriter, "_work", lambda _: None)
+    cuts: dict[str, list[Cut | None]] = {}
+    for strategy in ("SC", "ours"):
+        comparison = Comparison(_simple())
+        run = LocalRun(comparison.topology(), tmp_path / strategy, strategy=strategy)
+        for n in range(4):
+            time.sleep(0.002)  # a checkpoint is due
+            comparison.feed(run, [{"s": [(1, n), (2, 1)]}])
+            cuts.setdefault(strategy, []).append(run.driver.controller._checkpoints.cut)
+        run.kill()
+    assert cuts["ours"] == [None] * 4
+    newest = cuts["SC"][-1]
+    assert newest is not None
+    assert newest.slice == 4
+    assert [len(files) for files in newest.files.values()] == [1, 1]  # no chain of changes

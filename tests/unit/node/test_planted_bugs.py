@@ -10,6 +10,7 @@ from local_run import Faults, LocalNodes, LocalRun
 from test_local_runs import Comparison, _simple
 
 import anabranch as ab
+from anabranch.model.slices import Writes
 from anabranch.node.host import Host
 from anabranch.node.packets import Inbox
 from anabranch.node.partition import Partition
@@ -82,8 +83,8 @@ def plant_sealed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def plant_lost_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Partition.seal
 
-    def seal(self: Partition, fold: bool) -> Any:
-        full, states = real(self, fold)
+    def seal(self: Partition, writes: Writes) -> Any:
+        full, states = real(self, writes)
         return full, {n: [t.slice(0, t.num_rows // 2) for t in ts] for n, ts in states.items()}
 
     monkeypatch.setattr(Partition, "seal", seal)
