@@ -87,12 +87,12 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     pairs=2,
-    large=Shape(6, 200_000, 2, 10.0),
+    large=Shape(6, 100_000, 2, 10.0),
     small=Shape(24, 2_000, 1, 1.0),
     warmup=3,
     intervals=(1, 5),
     watched_s=12.0,
-    states=(200, 200_000),
+    states=(200_000,),
     rounds=1,
     live_s=18,
 )
@@ -376,10 +376,10 @@ def _report(
     alone = sent[max(sent)].data
     rows.append(["data bytes/s of active replication", copied.data, f"ours {alone:,.0f}/s"])
     for words, found in added.items():
-        size = f"{words * heavy.NOTE_BYTES / 1e6:,.1f} MB"
-        of = "; ".join(f"{way}: {spread(found[way])}" for way in WAYS)
+        of = "; ".join(f"{way} {spread([1000 * s for s in found[way]])}" for way in WAYS)
         ours, theirs = (statistics.fmean(found[way]) for way in ("ours", "SC"))
-        rows.append([f"latency added by checkpoints, {size}, s", ours, of])
+        what = f"latency added by checkpoints, {megabytes(words):,.1f} MB, ms"
+        rows.append([what, 1000 * ours, of])
     report.table("What safety costs", columns, rows)
     figures = {
         "throughput_on_off": ratio,
@@ -393,9 +393,37 @@ def _report(
             f"while traffic is counted. What active replication sends in addition is "
             f"{(copied.data - alone) / sent[max(sent)].control:,.0f} times our control bytes."
         )
+        _plot(sent, added, report.RESULTS / "overhead.svg")
+        picture = "![latency by size of the state, and what trimming leaves](overhead.svg)"
         rest = f"`{json.dumps(figures)}`"
-        write_result("overhead", "What safety costs", note, columns, rows, rest)
+        write_result("overhead", "What safety costs", note, columns, rows, picture, rest)
     report.figures(figures)
+
+
+def _plot(sent: dict[int, Traffic], added: dict[int, dict[str, list[float]]], path: Path) -> None:
+    """Figures 10b and 11 of paper 000."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, (delay, kept) = plt.subplots(1, 2, figsize=(9, 3.2))
+    for way in WAYS:
+        seconds = [statistics.fmean(found[way]) for found in added.values()]
+        delay.plot([megabytes(w) for w in added], seconds, marker="o", label=way)
+    delay.set(xscale="log", xlabel="state, MB", ylabel="added latency, s")
+    delay.set_yscale("symlog", linthresh=0.01)
+    delay.legend(frameon=False)
+    kept.plot([*sent], [t.kept_most / 1e6 for t in sent.values()], marker="o")
+    kept.set(xlabel="seconds between checkpoints", ylabel="kept output at most, MB", ylim=0)
+    for axis in (delay, kept):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def megabytes(words: int) -> float:
+    return words * heavy.NOTE_BYTES / 1e6
 
 
 def spread_of(found: list[tuple[float, float]]) -> str:
