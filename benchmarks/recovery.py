@@ -65,6 +65,7 @@ class Outcome:
     on_schedule: float
     worst_slice: float
     slices_late: int
+    usual_lag: float  # before the kill: what being on schedule is measured by
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def outcome(found: list[Batch], killed: float, until: float) -> Outcome:
     worst = max((b.committed - b.began for b in after), default=until - killed)
     extra = max((b.lag - usual for b in after), default=until - killed)
     first = min((b.committed for b in after), default=until)
-    return Outcome(first - killed, back - killed, worst, max(0, round(extra)))
+    return Outcome(first - killed, back - killed, worst, max(0, round(extra)), usual)
 
 
 def phases(outcome: Outcome, killed: float, recoveries: Sequence[Recovery]) -> Phases:

@@ -212,7 +212,7 @@ def run(quick: bool) -> None:
 def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bool) -> None:
     columns = [
         "strategy", "kills", "detect s", "restore s", "replay s", "catch up s", "on schedule s",
-        "slices replayed",
+        "slices replayed", "lag before s",
     ]  # fmt: skip
 
     def median(samples: list[Sample], value: Any) -> float:
@@ -228,6 +228,7 @@ def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bo
             median(samples, lambda s: s.phases.catch_up),
             spread([s.outcome.on_schedule for s in samples]),
             median(samples, lambda s: s.replayed),
+            median(samples, lambda s: s.outcome.usual_lag),
         ]
         for name, samples in found.items()
     ]
@@ -244,7 +245,8 @@ def _report(sizes: Sizes, found: dict[str, list[Sample]], used: float, quick: bo
             f"unless stated; {size} of state, {RATE:,} words/s at {COST_S * 1e6:.0f} µs each "
             f"({used:.0%} of a core in all), {sizes.history_s} s of history. Medians. Replay has "
             "the Spark job around it, too. On two cores, catching up competes with the start of "
-            "the node that replaces the killed one: mind the range."
+            "the node that replaces the killed one: mind the range. On schedule is as it was just "
+            "before the kill (the last column): SC, which waits for checkpoints, was late by then."
         )
         rest = (
             "![by strategy and by interval](recovery_strategies.svg)",

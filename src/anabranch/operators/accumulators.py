@@ -18,7 +18,8 @@ import pyarrow as pa
 from anabranch.errors import OperatorError
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots, no_slots
+from anabranch.operators.keyed_table import Columns, KeyedTable, no_slots
+from anabranch.operators.row_log import ABSENT, Slots
 
 Values = npt.NDArray[Any]
 

@@ -31,7 +31,8 @@ from anabranch.operators.distinct import (
     salted,
 )
 from anabranch.operators.hashing import hash_keys
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots
+from anabranch.operators.keyed_table import Columns, KeyedTable
+from anabranch.operators.row_log import ABSENT, Slots
 from anabranch.operators.ttl import ALARM, BORN
 
 if TYPE_CHECKING:

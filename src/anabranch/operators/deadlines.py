@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import Hashes
-from anabranch.operators.keyed_table import ABSENT, NEVER, KeyedTable, Slots, no_slots
+from anabranch.operators.keyed_table import NEVER, KeyedTable, no_slots
+from anabranch.operators.row_log import ABSENT, Slots
 
 Hashed = tuple[Hashes, Hashes]
 

@@ -29,7 +29,8 @@ from anabranch.operators.canonical import canonical, canonical_table
 from anabranch.operators.event_time import event_time_type, event_times
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import Hashes, check_key_types, hash_keys
-from anabranch.operators.keyed_table import ABSENT, KeyedTable
+from anabranch.operators.keyed_table import KeyedTable
+from anabranch.operators.row_log import ABSENT
 from anabranch.operators.windows import (
     CLOSED_US,
     ROWS,

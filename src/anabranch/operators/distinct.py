@@ -28,7 +28,8 @@ from anabranch.operators.base import GROUP
 from anabranch.operators.canonical import require_column
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes, check_key_types, hash_keys
-from anabranch.operators.keyed_table import ABSENT, KeyedTable, Slots
+from anabranch.operators.keyed_table import KeyedTable
+from anabranch.operators.row_log import ABSENT, Slots
 
 Hashed = tuple[Hashes, Hashes]
 

@@ -23,7 +23,8 @@ from anabranch.operators.aggregates import with_columns
 from anabranch.operators.canonical import canonical, canonical_table, require_column, to_table
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import check_key_types, hash_keys
-from anabranch.operators.keyed_table import ABSENT, KeyedTable, Slots
+from anabranch.operators.keyed_table import KeyedTable
+from anabranch.operators.row_log import ABSENT, Slots
 
 # The table is part of the job, which every source task and every node is given.
 MAX_BYTES = 16 << 20

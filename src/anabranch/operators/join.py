@@ -27,7 +27,8 @@ from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
 from anabranch.operators.canonical import canonical, canonical_table, require_column
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import Hashes, check_key_types, hash_keys
-from anabranch.operators.keyed_table import ABSENT, KeyedTable, Slots
+from anabranch.operators.keyed_table import KeyedTable
+from anabranch.operators.row_log import ABSENT, Slots
 from anabranch.operators.windows import (
     CLOSED_US,
     WINDOW_END,

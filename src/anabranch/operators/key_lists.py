@@ -24,7 +24,8 @@ from anabranch.operators.base import DELETED, GROUP
 from anabranch.operators.canonical import canonical_table
 from anabranch.operators.grouping import Groups, group_rows
 from anabranch.operators.hashing import Hashes, hash_keys
-from anabranch.operators.keyed_table import ABSENT, Columns, KeyedTable, Slots, no_slots
+from anabranch.operators.keyed_table import Columns, KeyedTable, no_slots
+from anabranch.operators.row_log import ABSENT, Slots
 
 NUMBER = "_number"  # int64, position of a row in its key's list
 

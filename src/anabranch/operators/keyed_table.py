@@ -8,7 +8,7 @@ O(rows of the slice); only growth (amortised), compaction and moves of key group
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,111 +17,18 @@ import pyarrow as pa
 
 from anabranch.operators.base import DELETED, GROUP
 from anabranch.operators.hashing import Hashes, groups_of
+from anabranch.operators.row_log import ABSENT, RowLog, Slots
 
-Slots = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
-ABSENT = -1
 NEVER = np.iinfo(np.int64).max  # a moment that does not come
 _MIN_SLOTS = 64
 _INT64: np.dtype[Any] = np.dtype(np.int64)
-_CHUNK_ROWS = 1 << 17  # rows of a finished chunk of the row log
-_MIN_RUN = 32  # rows of a slice, on average, from which on slices cost less than a copy
-# Rows of a checkpoint from which on they stay where they were read: in pieces of this many bytes,
-# each row so wide that the other columns of the file, which stay as well, do not matter.
-_KEPT_BYTES = 1 << 20
-_KEPT_ROW_BYTES = 128
+_TIDIED_ROWS = 4  # per row that is added, of those that were there before
 
 
 def no_slots() -> Slots:
     return np.empty(0, dtype=np.int64)
-
-
-class RowLog:
-    """Arrow rows in slot order. Neighbouring small chunks are merged, so that there are few, and
-    a full one is never copied again."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self._chunks: list[pa.Table] = []
-        self._starts: list[int] = []
-        self._rows = 0
-
-    def load(self, rows: pa.Table) -> None:
-        """Rows that nobody else holds. A copy of a large state would cost most of a restore."""
-        wide = rows.nbytes >= _KEPT_ROW_BYTES * rows.num_rows
-        for batch in rows.to_batches():
-            table = pa.Table.from_batches([batch])
-            if wide and table.nbytes >= _KEPT_BYTES:
-                self._chunks.append(table)
-                self._starts.append(self._rows)
-                self._rows += table.num_rows
-            else:
-                self.append(table)
-
-    def append(self, rows: pa.Table) -> None:
-        # A second chunk makes combine_chunks copy: a state must not keep a whole packet alive.
-        self._push(pa.concat_tables([self.schema.empty_table(), rows]))
-
-    def kept(self, slots: Slots) -> RowLog:
-        """A log of these rows, which come in ascending order, and nothing of the others."""
-        log = RowLog(self.schema)
-        for chunk, rows in self._by_chunk(slots):
-            log._push(chunk.take(pa.array(rows)))
-        return log
-
-    def _push(self, rows: pa.Table) -> None:
-        start, end = self._rows, self._rows + rows.num_rows
-        while self._chunks and _worth_merging(self._chunks[-1].num_rows, rows.num_rows):
-            rows = pa.concat_tables([self._chunks.pop(), rows])
-            start = self._starts.pop()
-        self._chunks.append(rows.combine_chunks())
-        self._starts.append(start)
-        self._rows = end
-
-    def _by_chunk(self, slots: Slots) -> Iterator[tuple[pa.Table, Slots]]:
-        """Chunks, and the rows of each that ascending slots name."""
-        bounds = np.searchsorted(slots, np.array([*self._starts, self._rows], dtype=np.int64))
-        for chunk, start, low, high in zip(
-            self._chunks, self._starts, bounds[:-1], bounds[1:], strict=True
-        ):
-            if low < high:
-                yield chunk, slots[low:high] - start
-
-    def take(self, slots: Slots) -> pa.Table:
-        if len(slots) == self._rows and np.all(slots[1:] > slots[:-1]):
-            return pa.concat_tables([self.schema.empty_table(), *self._chunks])
-        order = None
-        if len(slots) > 1 and np.any(slots[1:] < slots[:-1]):
-            order = np.argsort(slots, kind="stable")
-            slots = slots[order]
-        parts = [self.schema.empty_table()]
-        for chunk, rows in self._by_chunk(slots):
-            parts += _picked(chunk, rows)
-        taken = pa.concat_tables(parts)
-        if order is None:
-            return taken
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return taken.combine_chunks().take(pa.array(back))
-
-    @property
-    def nbytes(self) -> int:
-        return int(sum(chunk.nbytes for chunk in self._chunks))
-
-
-def _picked(chunk: pa.Table, rows: Slots) -> list[pa.Table]:
-    """Rows in ascending order. Of nearly all of a chunk, as slices: a checkpoint of the whole state
-    must not copy it while the stream waits."""
-    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
-    if len(starts) * _MIN_RUN > len(rows):
-        return [chunk.take(pa.array(rows))]
-    ends = np.append(starts[1:], len(rows))
-    return [chunk.slice(rows[a], b - a) for a, b in zip(starts, ends, strict=True)]
-
-
-def _worth_merging(last: int, new: int) -> bool:
-    return last <= 2 * new and last + new <= _CHUNK_ROWS
 
 
 class KeyedTable:
@@ -202,6 +109,9 @@ class KeyedTable:
         self._slots = end
         slots = np.arange(start, end)
         self._link(slots)
+        if self._spent or self._log.spare:
+            needed = lambda s: self._alive[s] | self._dirty[s]  # noqa: E731
+            self._log.tidy(needed, _TIDIED_ROWS * len(first))
         return slots
 
     def write(self, slots: Slots, values: Columns, dirty: bool = True) -> None:
@@ -249,21 +159,26 @@ class KeyedTable:
 
     def export(self, slots: Slots) -> pa.Table:
         """`GROUP`, `DELETED`, the rows, the values; no moments."""
-        marks = {
-            GROUP: pa.array(groups_of(self._first[slots], self._key_groups)),
-            DELETED: pa.array(~self._alive[slots]),
-        }
-        own = (name for name in self._values if name not in self._moments)
-        values = {name: pa.array(self._values[name][slots]) for name in own}
-        rows = self.rows(slots)
-        kept = {name: rows.column(name) for name in rows.schema.names}
-        return pa.table({**marks, **kept, **values})
+        return self._exported(slots, self.rows(slots))
 
     def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
         """All live rows, or those of some key groups. Dead ones may be among them, marked as such:
         to leave them out would copy a large state while the stream waits."""
-        slots = np.arange(self._slots) if groups is None else self.live_slots(groups)
-        return self.export(slots)
+        if groups is None:
+            return self._exported(*self._log.whole())
+        return self.export(self.live_slots(groups))
+
+    def _exported(self, slots: Slots, rows: pa.Table) -> pa.Table:
+        """What stands where a slot is ABSENT is marked as deleted, so it does not matter."""
+        deleted = ~self._alive[slots] | (slots == ABSENT)
+        marks = {
+            GROUP: pa.array(groups_of(self._first[slots], self._key_groups)),
+            DELETED: pa.array(deleted),
+        }
+        own = (name for name in self._values if name not in self._moments)
+        values = {name: pa.array(self._values[name][slots]) for name in own}
+        kept = {name: rows.column(name) for name in rows.schema.names}
+        return pa.table({**marks, **kept, **values})
 
     @property
     def nbytes(self) -> int:

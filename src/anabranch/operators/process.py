@@ -39,7 +39,7 @@ from anabranch.operators.functions import (
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import Hashes, check_key_types, hash_keys
 from anabranch.operators.key_lists import members_of
-from anabranch.operators.keyed_table import ABSENT, NEVER, Columns, Slots, no_slots
+from anabranch.operators.keyed_table import NEVER, Columns, no_slots
 from anabranch.operators.process_state import (
     EVENT_US,
     PROCESSING_US,
@@ -49,6 +49,7 @@ from anabranch.operators.process_state import (
     sealed_values,
 )
 from anabranch.operators.returned import as_table, fitted, guarded
+from anabranch.operators.row_log import ABSENT, Slots
 from anabranch.operators.ttl import TOUCHED, TOUCHED_PART, Ttl
 
 _UTC = pa.timestamp("us", "UTC")

@@ -15,7 +15,8 @@ from anabranch.operators.base import DELETED
 from anabranch.operators.canonical import canonical_table
 from anabranch.operators.deadlines import Alarms
 from anabranch.operators.hashing import Hashes, hash_keys
-from anabranch.operators.keyed_table import ABSENT, NEVER, Columns, KeyedTable, Slots, no_slots
+from anabranch.operators.keyed_table import NEVER, Columns, KeyedTable, no_slots
+from anabranch.operators.row_log import ABSENT, Slots
 from anabranch.operators.ttl import ALARM, TOUCHED, Ttl
 
 # How timers are kept: int64 microseconds, NEVER for none, and their alarms, which are not sealed.

@@ -39,7 +39,8 @@ from anabranch.operators.key_lists import (
     positions,
     sealed_schema,
 )
-from anabranch.operators.keyed_table import Columns, Slots
+from anabranch.operators.keyed_table import Columns
+from anabranch.operators.row_log import Slots
 from anabranch.operators.windows import (
     CLOSED_US,
     ROWS,

@@ -41,7 +41,8 @@ from anabranch.operators.key_lists import (
     positions,
     sealed_schema,
 )
-from anabranch.operators.keyed_table import NEVER, Columns, Slots, no_slots
+from anabranch.operators.keyed_table import NEVER, Columns, no_slots
+from anabranch.operators.row_log import Slots
 from anabranch.operators.ttl import ALARM, TOUCHED, TOUCHED_PART, Ttl
 
 RANK = "rank"  # int64, from 1

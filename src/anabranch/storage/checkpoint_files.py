@@ -196,6 +196,6 @@ def piece_bytes(root: Path, name: str) -> dict[str, int]:
 def _refused(root: Path, name: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, pa.ArrowException) as e:
+    except checkpoint_store.DAMAGE as e:
         where = name if checkpoint_store.is_url(name) else str(root / name)
         raise StorageError(f"the checkpoint {where} is damaged: {e}", path=where) from e

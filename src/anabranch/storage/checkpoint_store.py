@@ -8,15 +8,18 @@ names it, which is after it was written: a store needs neither rename nor locks 
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import pyarrow as pa
 
 from anabranch.errors import ConfigError, StorageError
 from anabranch.storage.files import explained, write_atomic
 
 LOCAL = "checkpoints"  # below the checkpoint directory
+# What whoever reads a file raises because of what is in it.
+DAMAGE = (ValueError, KeyError, TypeError, pa.ArrowException)
 
 
 @contextlib.contextmanager
@@ -26,23 +29,26 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
         with explained("read", root / name), (root / name).open("rb") as file:
             yield file
         return
-    with _explained("read", name):
+    with _explained("read", name, passing=DAMAGE):
         system, path = _located(name)
-        data = system.cat_file(path)
-    yield io.BytesIO(data)
+        with system.open(path, "rb") as file:
+            yield file
 
 
 def write(root: Path, name: str, parts: Iterable[Any]) -> int:
     """Write `parts` as one file that survives a crash; its size."""
     if not is_url(name):
         return write_atomic(root / name, parts, sync=True, unhurried=True)
-    data = b"".join(memoryview(part) for part in parts)
+    size = 0
     with _explained("write", name):
         system, path = _located(name)
         with contextlib.suppress(NotImplementedError):  # an object store has no directories
             system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        system.pipe_file(path, data)
-    return len(data)
+        with system.open(path, "wb") as file:
+            for part in parts:
+                file.write(memoryview(part))
+                size += memoryview(part).nbytes
+    return size
 
 
 def names(root: Path, place: str) -> list[str]:
@@ -94,9 +100,11 @@ def _located(url: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _explained(action: str, url: str) -> Iterator[None]:
+def _explained(action: str, url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Every store raises errors of its own."""
     try:
         yield
+    except passing:
+        raise
     except Exception as e:
         raise StorageError(f"cannot {action} {url}: {e!r}; check the store", path=url) from e

@@ -109,7 +109,7 @@ def test_what_the_store_refuses_is_one_sentence(
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("the bucket is closed")
 
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "pipe_file", full)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", full)
     with pytest.raises(StorageError, match=r"cannot write memory://jobs.*the bucket is closed"):
         fed(Comparison(_simple()), tmp_path, MEMORY, range(5)).stop()
 

@@ -6,7 +6,7 @@ from kernel_runs import GROUPS
 
 from anabranch.operators.hashing import hash_keys
 from anabranch.operators.key_lists import KeyLists, Replacement
-from anabranch.operators.keyed_table import ABSENT
+from anabranch.operators.row_log import ABSENT
 
 KEYS = pa.schema([("k", pa.int64())])
 

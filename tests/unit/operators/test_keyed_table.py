@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.operators import keyed_table
+from anabranch.operators import row_log
 from anabranch.operators.accumulators import load_rows, sum_part
 from anabranch.operators.grouping import group_rows
 from anabranch.operators.hashing import groups_of, hash_keys
-from anabranch.operators.keyed_table import _MIN_RUN, ABSENT, NEVER, KeyedTable, RowLog
+from anabranch.operators.keyed_table import NEVER, KeyedTable
+from anabranch.operators.row_log import _MIN_RUN, ABSENT, RowLog
 
 SCHEMA = pa.schema([("k", pa.int64())])
 GROUPS = 16
@@ -61,7 +62,7 @@ steps = st.one_of(
 )
 
 
-@pytest.mark.parametrize("kept_bytes", [0, keyed_table._KEPT_BYTES])
+@pytest.mark.parametrize("kept_bytes", [0, row_log._KEPT_BYTES])
 @settings(max_examples=40, deadline=None)
 @given(st.lists(steps, max_size=25))
 def test_against_a_dict_and_its_sealed_copy(
@@ -70,8 +71,8 @@ def test_against_a_dict_and_its_sealed_copy(
     """A dict keeps insertion order, and a key deleted and set again goes to its end: so does a
     table, and so does another table that only sees what is sealed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed_table, "_KEPT_BYTES", kept_bytes)
-        patch.setattr(keyed_table, "_KEPT_ROW_BYTES", 0)
+        patch.setattr(row_log, "_KEPT_BYTES", kept_bytes)
+        patch.setattr(row_log, "_KEPT_ROW_BYTES", 0)
         play(script)
 
 
