@@ -30,7 +30,7 @@ def measure(
     cluster: Any, spark: Any, root: Path, sizes: Any, name: str, interval_s: int
 ) -> tuple[Sample, tuple[int, int]]:
     run = Run(spark, root, sizes, checkpoint_interval=f"{interval_s}s", strategy=name)
-    run.after_checkpoint(interval_s / 2)
+    run.after_checkpoint(interval_s // 2)
     run.job.scale("counter", 2)
     run.wait_for(lambda: bool(run.job.adjustments))
     time.sleep(UNDER_S)

@@ -3,8 +3,8 @@
 Measured where they differ: the counter of `heavy` has 500 MB of state and takes about 70 % of its
 node, by a stated cost per word, and at least a minute of history lies behind when its node is
 killed. UB and SB have no checkpoint, so they replay all of it; SC waits for its checkpoints and
-takes every partition back to them. Then ours by checkpoint interval, killed at the same shares of
-the interval after a checkpoint. In the end every count is compared.
+takes every partition back to them. Whoever has checkpoints is killed as many slices after one. Then
+ours by checkpoint interval, killed at the same shares of it. In the end every count is compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NODES = 3
 RATE = 1_000  # words a second
 COST_S = 0.0007  # of CPU for each: 70 % of a node
 INTERVAL_S = 5
-SHARES = (0.25, 0.5, 0.75)  # of an interval, after a checkpoint: when the node is killed
+SHARES = (0.2, 0.4, 0.8)  # of an interval, in slices after a checkpoint: when the node is killed
 QUIET_S = 30  # executors are warm; with a checkpoint, history is only what came after it
 SETTLE_S = 10.0
 PATIENCE_S = 900.0  # UB and SB replay minutes, at little more than the rate of the stream
@@ -116,12 +116,18 @@ class Run:
                 raise SystemExit(f"it did not happen within {PATIENCE_S:.0f} s")
             time.sleep(0.05)
 
-    def after_checkpoint(self, seconds: float) -> None:
-        """Wait until so long after the next checkpoint, if there are any."""
+    def after_checkpoint(self, slices: int) -> None:
+        """Wait for so many slices after the next checkpoint, if there are any: all strategies and
+        intervals shall have as much to replay."""
+
+        def uncut() -> int:
+            newest = self.job.last_progress
+            return newest.slice - newest.checkpoint_slice if newest is not None else 0
+
         newest = self.checkpoint_slice
         if self.checkpoints:
             self.wait_for(lambda: self.checkpoint_slice > newest)
-            time.sleep(seconds)
+            self.wait_for(lambda: uncut() >= slices)
 
     def kill(self, cluster: Any) -> Sample:
         """Kill a node of the counter, and wait until all is as usual."""
@@ -171,7 +177,7 @@ def measure(
     shares = SHARES if run.checkpoints else (0.0,)
     samples = []
     for share in shares:
-        run.after_checkpoint(share * interval_s)
+        run.after_checkpoint(max(1, round(share * interval_s)))
         samples.append(run.kill(cluster))
         run.settle()
     lost, duplicated = run.end()

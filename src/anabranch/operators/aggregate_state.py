@@ -5,7 +5,7 @@ One instance is the state of a running aggregate; a windowed one has one per ope
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,11 +109,10 @@ class AggregateState:
             self._table.export(self._table.take_dirty()), [pairs.seal() for pairs in self._pairs]
         )
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        wanted = None if groups is None else list(groups)
+    def snapshot(self) -> pa.Table:
         return self._sealed(
-            self._table.export(self._table.live_slots(wanted)),
-            [pairs.snapshot(wanted) for pairs in self._pairs],
+            self._table.export(self._table.live_slots()),
+            [pairs.snapshot() for pairs in self._pairs],
         )
 
     def load(self, table: pa.Table) -> None:
@@ -130,12 +129,6 @@ class AggregateState:
         if self._alarms is not None:
             slots = self._table.find(*hashes)
             self._alarms.watch(np.unique(slots[slots != ABSENT]))
-
-    def drop(self, groups: Iterable[int]) -> None:
-        gone = list(groups)
-        self._table.drop(gone)
-        for pairs in self._pairs:
-            pairs.drop(gone)
 
     @property
     def rows(self) -> int:

@@ -11,7 +11,6 @@ the same output, row for row. They never read a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,17 +67,13 @@ class State(Protocol):
         windows were closed) goes into the schema metadata."""
         ...
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        """All live rows, or those of some key groups, in the form `seal` gives, so there may be
-        deleted ones among them; marks untouched."""
+    def snapshot(self) -> pa.Table:
+        """All live rows, in the form `seal` gives, so there may be deleted ones among them; marks
+        untouched."""
         ...
 
     def load(self, table: pa.Table) -> None:
         """Upsert rows from `seal` or `snapshot`, oldest table first; loaded rows are not dirty."""
-        ...
-
-    def drop(self, groups: Iterable[int]) -> None:
-        """Forget key groups that moved to another partition (no tombstones)."""
         ...
 
     @property

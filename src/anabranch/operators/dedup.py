@@ -12,7 +12,6 @@ Without a duration all rows count as simultaneous, in one span that never ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -82,9 +81,8 @@ class DedupState:
     def seal(self) -> pa.Table:
         return self._sealed([table.export(table.take_dirty()) for table in self._ordered()])
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        wanted = None if groups is None else list(groups)
-        return self._sealed([table.export(table.live_slots(wanted)) for table in self._ordered()])
+    def snapshot(self) -> pa.Table:
+        return self._sealed([table.export(table.live_slots()) for table in self._ordered()])
 
     def load(self, table: pa.Table) -> None:
         closed = (table.schema.metadata or {}).get(CLOSED_US)
@@ -96,13 +94,6 @@ class DedupState:
             rows, values = pick(keys, at), pick(table, at)
             load_rows(self._writable(span), (_PASSED_PART,), hashes, rows, values, deleted[at])
         self._close(None if closed is None else int(closed))
-
-    def drop(self, groups: Iterable[int]) -> None:
-        gone = list(groups)
-        for span, table in list(self.spans.items()):
-            table.drop(gone)
-            if not len(table):
-                del self.spans[span]
 
     @property
     def rows(self) -> int:

@@ -15,7 +15,7 @@ taken for one with probability about n²/2^97, and the pairs of one key spread o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,17 +115,14 @@ class PairSet:
     def seal(self) -> pa.Table:
         return self._export(self._table.take_dirty())
 
-    def snapshot(self, groups: Iterable[int] | None) -> pa.Table:
-        return self._export(self._table.live_slots(groups))
+    def snapshot(self) -> pa.Table:
+        return self._export(self._table.live_slots())
 
     def load(self, table: pa.Table) -> None:
         first, second = plain(table.column(PAIR_FIRST)), plain(table.column(PAIR_SECOND))
         keys = plain(table.column(KEY_FIRST)), plain(table.column(KEY_SECOND))
         new = self._table.find(first, second) == ABSENT
         self._add(first[new], second[new], (keys[0][new], keys[1][new]), dirty=False)
-
-    def drop(self, groups: Iterable[int]) -> None:
-        self._table.drop(groups)
 
     @property
     def nbytes(self) -> int:

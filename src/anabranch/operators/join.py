@@ -11,7 +11,6 @@ a watermark that leaps (a quiet source) closes windows upstream and here in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -88,9 +87,8 @@ class JoinState:
     def seal(self) -> pa.Table:
         return self._sealed([(at, t.export(t.take_dirty())) for at, t in self._ordered()])
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        wanted = None if groups is None else list(groups)
-        return self._sealed([(at, t.export(t.live_slots(wanted))) for at, t in self._ordered()])
+    def snapshot(self) -> pa.Table:
+        return self._sealed([(at, t.export(t.live_slots())) for at, t in self._ordered()])
 
     def load(self, table: pa.Table) -> None:
         closed = (table.schema.metadata or {}).get(CLOSED_US)
@@ -111,13 +109,6 @@ class JoinState:
                     deleted[at],
                 )
         self._close(None if closed is None else int(closed))
-
-    def drop(self, groups: Iterable[int]) -> None:
-        gone = list(groups)
-        for at, table in self._ordered():
-            table.drop(gone)
-            if not len(table):
-                del self.waiting[at]
 
     @property
     def rows(self) -> int:

@@ -108,8 +108,8 @@ class KeyLists:
     def seal(self) -> pa.Table:
         return self.table.export(self.table.take_dirty())
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self.table.snapshot(groups)
+    def snapshot(self) -> pa.Table:
+        return self.table.snapshot()
 
     def load(self, table: pa.Table) -> Slots:
         """Replace the lists of all keys in the table; gives the slots of their first rows."""
@@ -126,9 +126,6 @@ class KeyLists:
         numbers = values.pop(NUMBER)
         change = Replacement(removed, (first, second), numbers, rows, values)
         return self.apply(change, dirty=False)
-
-    def drop(self, groups: Iterable[int]) -> None:
-        self.table.drop(groups)
 
     def __len__(self) -> int:
         return len(self.table)

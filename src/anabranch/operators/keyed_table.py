@@ -139,11 +139,8 @@ class KeyedTable:
     def hashes(self, slots: Slots) -> tuple[Hashes, Hashes]:
         return self._first[slots], self._second[slots]
 
-    def live_slots(self, groups: Iterable[int] | None = None) -> Slots:
-        alive = self._alive[: self._slots]
-        if groups is not None:
-            alive = alive & self._in_groups(groups)
-        return np.flatnonzero(alive)
+    def live_slots(self) -> Slots:
+        return np.flatnonzero(self._alive[: self._slots])
 
     def take_dirty(self) -> Slots:
         """Slots written or deleted since the last call."""
@@ -152,21 +149,14 @@ class KeyedTable:
         self._spent = self._dead
         return slots
 
-    def drop(self, groups: Iterable[int]) -> None:
-        kept = ~self._in_groups(groups)
-        if not kept.all():
-            self.keep(np.flatnonzero(kept))
-
     def export(self, slots: Slots) -> pa.Table:
         """`GROUP`, `DELETED`, the rows, the values; no moments."""
         return self._exported(slots, self.rows(slots))
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        """All live rows, or those of some key groups. Dead ones may be among them, marked as such:
-        to leave them out would copy a large state while the stream waits."""
-        if groups is None:
-            return self._exported(*self._log.whole())
-        return self.export(self.live_slots(groups))
+    def snapshot(self) -> pa.Table:
+        """All live rows. Dead ones may be among them, marked as such: to leave them out would copy
+        a large state while the stream waits."""
+        return self._exported(*self._log.whole())
 
     def _exported(self, slots: Slots, rows: pa.Table) -> pa.Table:
         """What stands where a slot is ABSENT is marked as deleted, so it does not matter."""
@@ -190,11 +180,6 @@ class KeyedTable:
             self._dirty,
         ]
         return sum(array.nbytes for array in [*arrays, *self._values.values()]) + self._log.nbytes
-
-    def _in_groups(self, groups: Iterable[int]) -> npt.NDArray[np.bool_]:
-        wanted = np.zeros(self._key_groups, dtype=np.bool_)
-        wanted[list(groups)] = True
-        return wanted[groups_of(self._first[: self._slots], self._key_groups)]
 
     def keep(self, slots: Slots) -> None:
         """Compact to these slots, in their order; the others leave no trace."""

@@ -3,7 +3,6 @@ touched. A row that changes is written anew; timers and touches change in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +84,8 @@ class ProcessState:
     def seal(self) -> pa.Table:
         return self.table.export(self.table.take_dirty())
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self.table.snapshot(groups)
+    def snapshot(self) -> pa.Table:
+        return self.table.snapshot()
 
     def load(self, table: pa.Table) -> None:
         rows = canonical_table(table.select([*self.keys.names, *self.fields.names]))
@@ -102,9 +101,6 @@ class ProcessState:
         added = self.table.add(first[live], second[live], rows, values, dirty=False)
         for alarms in self._alarms:
             alarms.watch(added)
-
-    def drop(self, groups: Iterable[int]) -> None:
-        self.table.drop(groups)
 
     @property
     def rows(self) -> int:

@@ -80,7 +80,8 @@ class _Chunk:
 
     def renumbered(self, start: int) -> _Chunk:
         """The same rows under slots without gaps."""
-        return _Chunk(self.table, start, start + len(self), None, self.at)
+        at = self.at if self.spare else None
+        return _Chunk(self.table, start, start + len(self), None, at)
 
 
 class RowLog:

@@ -12,7 +12,7 @@ slice looks only at the keys of its rows and at keys whose deadline has come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -103,8 +103,8 @@ class SessionState:
     def seal(self) -> pa.Table:
         return self._sealed(self.lists.seal())
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self._sealed(self.lists.snapshot(groups))
+    def snapshot(self) -> pa.Table:
+        return self._sealed(self.lists.snapshot())
 
     def load(self, table: pa.Table) -> None:
         self.lists.load(table)
@@ -115,9 +115,6 @@ class SessionState:
         watermark = latest(self.closed_us, None if closed is None else int(closed))
         self.lists.remove(self.due(watermark))
         self._advance(watermark)
-
-    def drop(self, groups: Iterable[int]) -> None:
-        self.lists.drop(groups)
 
     @property
     def rows(self) -> int:

@@ -11,7 +11,6 @@ rankings of all keys it has rows of; it emits only those that changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,16 +75,13 @@ class TopKState:
     def seal(self) -> pa.Table:
         return self.lists.seal()
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        return self.lists.snapshot(groups)
+    def snapshot(self) -> pa.Table:
+        return self.lists.snapshot()
 
     def load(self, table: pa.Table) -> None:
         heads = self.lists.load(table)
         if self._alarms is not None:
             self._alarms.watch(heads)
-
-    def drop(self, groups: Iterable[int]) -> None:
-        self.lists.drop(groups)
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,7 @@ all its windows are closed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -121,22 +121,14 @@ class WindowState:
     def seal(self) -> pa.Table:
         return self._sealed([(pane, held.seal()) for pane, held in self._ordered()])
 
-    def snapshot(self, groups: Iterable[int] | None = None) -> pa.Table:
-        wanted = None if groups is None else list(groups)
-        return self._sealed([(pane, held.snapshot(wanted)) for pane, held in self._ordered()])
+    def snapshot(self) -> pa.Table:
+        return self._sealed([(pane, held.snapshot()) for pane, held in self._ordered()])
 
     def load(self, table: pa.Table) -> None:
         closed = (table.schema.metadata or {}).get(CLOSED_US)
         for pane, rows in rows_by_value(plain(table.column(PANE))):
             self._writable(pane).load(pick(table, rows))
         self._close(None if closed is None else int(closed))
-
-    def drop(self, groups: Iterable[int]) -> None:
-        gone = list(groups)
-        for pane, held in self._ordered():
-            held.drop(gone)
-            if not held.rows:
-                del self.panes[pane]
 
     @property
     def rows(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anabranch.node.partition import _only
 from anabranch.operators.base import SliceTime, Stateful
 from anabranch.operators.hashing import key_groups
 
@@ -104,14 +105,12 @@ class KernelRun:
         moved = frozenset(sorted(whole.groups)[::2])
         if moved == whole.groups:
             return
-        snapshot = whole.state.snapshot(moved)
-        state = self._fresh()
-        state.load(snapshot)
-        whole.state.drop(moved)
-        whole.groups -= moved
-        whole.sealed = [whole.state.snapshot()]
-        whole.state.seal()
-        self.partitions.append(Partition(moved, state, [snapshot]))
+        self.partitions.remove(whole)
+        snapshot = whole.state.snapshot()
+        for groups in (whole.groups - moved, moved):  # as files are read
+            state, mine = self._fresh(), _only(snapshot, dict.fromkeys(groups, True))
+            state.load(mine)
+            self.partitions.append(Partition(groups, state, [mine]))
 
     def _merge(self) -> None:
         gone, kept = self.partitions.pop(), self.partitions[0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from anabranch.operators import row_log
 from anabranch.operators.accumulators import load_rows, sum_part
 from anabranch.operators.grouping import group_rows
-from anabranch.operators.hashing import groups_of, hash_keys
+from anabranch.operators.hashing import hash_keys
 from anabranch.operators.keyed_table import NEVER, KeyedTable
 from anabranch.operators.row_log import _MIN_RUN, ABSENT, RowLog
 
@@ -58,7 +58,6 @@ steps = st.one_of(
     st.tuples(st.just("upsert"), st.dictionaries(st.integers(0, 400), st.integers(), max_size=80)),
     st.tuples(st.just("delete"), st.sets(st.integers(0, 400), max_size=120)),
     st.tuples(st.just("seal"), st.none()),
-    st.tuples(st.just("drop"), st.sets(st.integers(0, GROUPS - 1), max_size=2)),
 )
 
 
@@ -87,10 +86,6 @@ def play(script: list[tuple[str, object]]) -> None:
         elif action == "delete":
             delete(table, sorted(what))  # type: ignore[call-overload]
             model = {k: v for k, v in model.items() if k not in what}  # type: ignore[operator]
-        elif action == "drop":
-            table.drop(what)  # type: ignore[arg-type]
-            copy.drop(what)  # type: ignore[arg-type]
-            model = {k: v for k, v in model.items() if group_of(k) not in what}  # type: ignore[operator]
         else:
             load(copy, table.export(table.take_dirty()))
             assert contents(copy) == list(model.items())
@@ -104,10 +99,6 @@ def new_table_from(table: KeyedTable) -> list[tuple[int, int]]:
     load(fresh, table.export(table.live_slots()))
     assert not len(fresh.take_dirty())
     return contents(fresh)
-
-
-def group_of(key: int) -> int:
-    return int(groups_of(hash_keys(keyed([key]), ["k"])[0], GROUPS)[0])
 
 
 def test_compaction_keeps_tombstones_that_are_not_sealed() -> None:
@@ -216,8 +207,6 @@ def test_a_snapshot_of_a_large_state_with_holes_is_not_copied() -> None:
     live = snapshot.filter(pc.invert(snapshot["_deleted"]))
     assert live["k"].to_pylist() == [k for k in range(10_000) if k % 3]
     assert live["v"].to_pylist() == live["k"].to_pylist()
-    some = table.snapshot([0, 1])
-    assert some["k"].to_pylist() == [k for k in live["k"].to_pylist() if group_of(k) < 2]
 
 
 def test_row_log_merges_small_chunks() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.operators import row_log
-from anabranch.operators.hashing import groups_of, hash_keys
+from anabranch.operators.hashing import hash_keys
 from anabranch.operators.keyed_table import KeyedTable
 from anabranch.operators.row_log import ABSENT
 
@@ -50,18 +50,13 @@ def contents(table: KeyedTable) -> list[tuple[int, str]]:
     return list(zip(found["k"], found["note"], strict=True))
 
 
-def group_of(key: int) -> int:
-    hashed = hash_keys(pa.table({"k": pa.array([key], pa.int64())}), ["k"])
-    return int(groups_of(hashed[0], GROUPS)[0])
-
-
 keys = st.sets(st.integers(0, 120), max_size=60)
 steps = st.one_of(
     st.tuples(st.just("replace"), keys),
     st.tuples(st.just("replace"), keys),
     st.tuples(st.just("delete"), keys),
     st.tuples(st.just("seal"), st.just(set[int]())),
-    st.tuples(st.just("drop"), st.sets(st.integers(0, GROUPS - 1), max_size=2)),
+    st.tuples(st.just("keep"), keys),
 )
 
 
@@ -91,10 +86,15 @@ def play(script: list[tuple[str, set[int]]]) -> None:
             slots = table.find(*hash_keys(rows_of(dict.fromkeys(sorted(what), "")), ["k"]))
             table.delete(slots[slots != ABSENT])
             model = {k: v for k, v in model.items() if k not in what}
-        elif action == "drop":
-            table.drop(what)
-            copy.drop(what)
-            model = {k: v for k, v in model.items() if group_of(k) not in what}
+        elif action == "keep":  # no marks, so a copy cannot know
+            kept = {k: v for k, v in model.items() if k not in what}
+            if len(kept) < len(model):
+                load(copy, table.export(table.take_dirty()))
+                for held in (table, copy):
+                    slots = held.live_slots()
+                    gone = np.isin(held.rows(slots)["k"].to_numpy(), list(what))
+                    held.keep(slots[~gone])
+            model = kept
         else:
             load(copy, table.export(table.take_dirty()))
             assert contents(copy) == list(model.items())
@@ -132,15 +132,3 @@ def test_no_slice_copies_much_and_little_room_is_wasted(monkeypatch: pytest.Monk
     assert max(copied) <= 2_000
     assert sum(copied) > 20_000  # all of it has moved at least once
     assert len(table._log._chunks) < 2 * 20_000 * 220 / 100_000
-
-
-def test_rows_that_left_with_their_key_groups_are_given_back() -> None:
-    rows = pa.table({"k": np.arange(40_000), "note": ["n" * 200] * 40_000})
-    table = new_table()
-    table.add(*hash_keys(rows, ["k"]), rows, {}, dirty=False)
-    before = table._log.nbytes
-    table.drop(range(1, GROUPS))
-    assert 0 < len(table) < 10_000
-    for key in range(-40, 0):
-        replace(table, rows_of({key: "new"}))
-    assert table._log.nbytes < before / 4
