@@ -148,11 +148,15 @@ def batches(query: Any, times: Times, sources: Path) -> list[Batch]:
     return found
 
 
-def outcome(found: list[Batch], killed: float, until: float) -> Outcome:
-    """Compare the batches after a kill with the ten before it."""
-    before = [b for b in found if b.committed < killed][-10:]
+def usual_lag(found: list[Batch]) -> float:
+    return max(b.lag for b in found[-10:])
+
+
+def outcome(found: list[Batch], killed: float, until: float, usual: float | None = None) -> Outcome:
+    """Compare the batches after a kill with what is usual, or else with the ten before it."""
     after = [b for b in found if killed <= b.committed <= until]
-    usual = max(b.lag for b in before)
+    if usual is None:
+        usual = usual_lag([b for b in found if b.committed < killed])
     late = [b for b in after if b.lag > usual + 0.5]
     end = max((b.committed for b in late), default=killed)
     back = min((b.committed for b in after if b.committed > end), default=until)

@@ -22,7 +22,7 @@ import anabranch as ab
 from anabranch.control.strategies import STRATEGIES
 from benchmarks import heavy, report
 from benchmarks.kill_cases import by_slice
-from benchmarks.recovery import Outcome, Phases, Writer, batches, outcome, phases
+from benchmarks.recovery import Outcome, Phases, Writer, batches, outcome, phases, usual_lag
 from benchmarks.workloads import SETTINGS, say, scratch, spread, write_result
 
 NODES = 3
@@ -31,7 +31,7 @@ COST_S = 0.0007  # of CPU for each: 70 % of a node
 INTERVAL_S = 5
 SHARES = (0.2, 0.4, 0.8)  # of an interval, in slices after a checkpoint: when the node is killed
 QUIET_S = 30  # executors are warm; with a checkpoint, history is only what came after it
-SETTLE_S = 10.0
+LOOK_S = 0.25  # to look takes CPU, which the stream shall have
 PATIENCE_S = 900.0  # UB and SB replay minutes, at little more than the rate of the stream
 IN_TWO = "ours, in two"  # with a parallel recovery
 
@@ -75,6 +75,7 @@ class Run:
         self.wait_for(lambda: bool(self.batches) and self.batches[-1].newest_file >= history_s)
         self.wait_for(lambda: not strategy.checkpoints or self.checkpoint_slice > 0)
         self.wait_for(lambda: not strategy.copies or self._is_copied)
+        self._usual = usual_lag(self.batches)  # not of later ones: they may still be catching up
 
     def _write(self, number: int) -> None:
         word = heavy.marked(number, RATE, self._words)
@@ -114,7 +115,7 @@ class Run:
                 raise self.job.exception
             if time.monotonic() > deadline:
                 raise SystemExit(f"it did not happen within {PATIENCE_S:.0f} s")
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
     def after_checkpoint(self, slices: int) -> None:
         """Wait for so many slices after the next checkpoint, if there are any: all strategies and
@@ -138,9 +139,10 @@ class Run:
         cluster.kill(cluster.executors()[node][0], signal.SIGKILL)
         killed = time.time()
         self.wait_for(lambda: len(self.job.recoveries) > before)
-        usual = max(b.lag for b in [b for b in self.batches if b.committed < killed][-10:])
-        self.wait_for(lambda: (last := self.batches[-1]).began > killed and last.lag <= usual + 0.5)
-        found = outcome(self.batches, killed, time.time())
+        self.wait_for(
+            lambda: (last := self.batches[-1]).began > killed and last.lag <= self._usual + 0.5
+        )
+        found = outcome(self.batches, killed, time.time(), self._usual)
         recovery = self.job.recoveries[before]
         replayed = recovery.to_slice - recovery.from_slice
         return Sample(found, phases(found, killed, self.job.recoveries[before:]), replayed)
@@ -150,7 +152,7 @@ class Run:
         watch = self.job._driver._watch
         assert watch is not None
         self.wait_for(lambda: len(watch.ready) >= NODES)
-        time.sleep(SETTLE_S)
+        self.wait_for(lambda: usual_lag(self.batches) <= self._usual + 0.5)
 
     def end(self) -> tuple[int, int]:
         """Stop; how many counts are missing, and how many are there that should not."""
@@ -177,9 +179,10 @@ def measure(
     shares = SHARES if run.checkpoints else (0.0,)
     samples = []
     for share in shares:
+        if samples:
+            run.settle()
         run.after_checkpoint(max(1, round(share * interval_s)))
         samples.append(run.kill(cluster))
-        run.settle()
     lost, duplicated = run.end()
     for s in samples:
         say(f"{name}: on schedule {s.outcome.on_schedule:.1f} s, {s.replayed} slices, {s.phases}")
