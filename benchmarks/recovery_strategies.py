@@ -177,7 +177,7 @@ def measure(
     used = run.used
     # Without checkpoints one kill says it all, and takes minutes.
     shares = SHARES if run.checkpoints else (0.0,)
-    samples = []
+    samples: list[Sample] = []
     for share in shares:
         if samples:
             run.settle()
