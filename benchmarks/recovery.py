@@ -3,7 +3,7 @@
 The windowed word count (G3) on 3 nodes, a slice a second, a file of sentences every second; the
 executor that holds a part of the counter gets SIGKILL. Both sides are watched in the same way,
 through the progress of Spark's own query: a batch is out when it is committed, and on schedule when
-its newest rows were written as shortly before as in the batches before the kill. Structured
+its newest rows were written as shortly before as in the batches before the first kill. Structured
 Streaming runs once with Spark's default locality wait and once with none; its better one counts.
 Our output is counted again from the raw files. `--strategies` is an experiment of its own, see
 recovery_strategies.py.
@@ -152,11 +152,10 @@ def usual_lag(found: list[Batch]) -> float:
     return max(b.lag for b in found[-10:])
 
 
-def outcome(found: list[Batch], killed: float, until: float, usual: float | None = None) -> Outcome:
-    """Compare the batches after a kill with what is usual, or else with the ten before it."""
+def outcome(found: list[Batch], killed: float, until: float, usual: float) -> Outcome:
+    """Compare the batches after a kill with what was usual before the first one: those just before
+    a later kill may still be catching up."""
     after = [b for b in found if killed <= b.committed <= until]
-    if usual is None:
-        usual = usual_lag([b for b in found if b.committed < killed])
     late = [b for b in after if b.lag > usual + 0.5]
     end = max((b.committed for b in late), default=killed)
     back = min((b.committed for b in after if b.committed > end), default=until)
@@ -211,7 +210,8 @@ def run_side(
         found = batches(query, writer.times, sources)
         job.stop() if job is not None else query.stop()
         spark.stop()
-    outcomes = [outcome(found, t, t + AFTER_S) for t in moments]
+    usual = usual_lag([b for b in found if b.committed < moments[0]])
+    outcomes = [outcome(found, t, t + AFTER_S, usual) for t in moments]
     if job is None:
         return outcomes, [], (0, 0)
     split = [phases(o, t, job.recoveries) for o, t in zip(outcomes, moments, strict=True)]
