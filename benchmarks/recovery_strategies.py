@@ -29,7 +29,6 @@ NODES = 3
 RATE = 1_000  # words a second
 COST_S = 0.0007  # of CPU for each: 70 % of a node
 INTERVAL_S = 5
-SHARES = (0.2, 0.4, 0.8)  # of an interval, in slices after a checkpoint: when the node is killed
 QUIET_S = 30  # executors are warm; with a checkpoint, history is only what came after it
 LOOK_S = 0.25  # to look takes CPU, which the stream shall have
 PATIENCE_S = 900.0  # UB and SB replay minutes, at little more than the rate of the stream
@@ -44,10 +43,12 @@ class Sizes:
     history_s: int
     strategies: tuple[str, ...]
     intervals: tuple[int, ...]  # seconds
+    # Of an interval, in slices after a checkpoint: when the node is killed.
+    shares: tuple[float, ...] = (0.2, 0.4, 0.8)
 
 
 FULL = Sizes(500_000, 60, ("ours", "R+SM", "SC", "UB", "SB", "AR"), (1, 5, 10, 30))
-QUICK = Sizes(50_000, 15, ("ours", "UB"), ())
+QUICK = Sizes(50_000, 15, ("ours", "UB"), (), (0.4,))
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Run:
         self.wait_for(lambda: bool(self.batches) and self.batches[-1].newest_file >= history_s)
         self.wait_for(lambda: not strategy.checkpoints or self.checkpoint_slice > 0)
         self.wait_for(lambda: not strategy.copies or self._is_copied)
+        self.wait_for(self._is_steady)
         self._usual = usual_lag(self.batches)  # not of later ones: they may still be catching up
 
     def _write(self, number: int) -> None:
@@ -95,6 +97,11 @@ class Run:
     def checkpoint_slice(self) -> int:
         newest = self.job.last_progress
         return newest.checkpoint_slice if newest is not None else 0
+
+    def _is_steady(self) -> bool:
+        """Has the lag stopped falling, after the filling of the state and the start of a JVM?"""
+        found = self.batches
+        return len(found) > 20 and usual_lag(found) > 0.8 * usual_lag(found[:-10])
 
     @property
     def _is_copied(self) -> bool:
@@ -176,7 +183,7 @@ def measure(
     run = Run(spark, root, sizes, checkpoint_interval=interval, **options)
     used = run.used
     # Without checkpoints one kill says it all, and takes minutes.
-    shares = SHARES if run.checkpoints else (0.0,)
+    shares = sizes.shares if run.checkpoints else (0.0,)
     samples: list[Sample] = []
     for share in shares:
         if samples:
