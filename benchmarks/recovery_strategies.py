@@ -48,7 +48,7 @@ class Sizes:
 
 
 FULL = Sizes(500_000, 60, ("ours", "R+SM", "SC", "UB", "SB", "AR"), (1, 5, 10, 30))
-QUICK = Sizes(50_000, 15, ("ours", "UB"), (), (0.4,))
+QUICK = Sizes(50_000, 10, ("ours", "UB"), (), (0.4,))
 
 
 @dataclass(frozen=True)
