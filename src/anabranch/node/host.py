@@ -488,7 +488,8 @@ class Host:
     # -- checkpoints, backups, reports ---------------------------------------------------------
 
     def _seal(self, plan: SlicePlan) -> None:
-        """Copy what changed; the writer's thread makes it durable while slices go on."""
+        """Copy what changed; the writer's thread makes it durable while slices go on, unless this
+        one waits for it."""
         assert self._job is not None
         assert self._mapping is not None
         place, number = (self._job.root, self._job.checkpoints), plan.number

@@ -3,7 +3,7 @@
 An open-addressing index with linear probing, held in NumPy and probed for whole batches. Slots are
 numbered in order of insertion and keep that order through compaction, `export` and `load`, so what
 is emitted in slot order is the same before and after a recovery. Everything a slice does costs
-O(rows of the slice); only growth (amortised), compaction and moves of key groups look at all slots.
+O(rows of the slice); only growth (amortised) and compaction look at all slots.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrow rows by slot, in chunks: rows are written once, and their room is given back in pieces.
 
 A state whose rows are replaced leaves dead ones behind. To copy all the others together at once
-would hold a slice up for a second per gigabyte; `tidy` does it chunk by chunk, a bit per slice.
+would hold one slice up; `tidy` does it chunk by chunk, a bit per slice.
 """
 
 from __future__ import annotations
@@ -132,8 +132,11 @@ class RowLog:
             self._next %= len(self._chunks)
             chunk = self._chunks[self._next]
             rows -= max(1, chunk.table.num_rows)
+            if not chunk.is_wide:
+                self._next += 1
+                continue
             wanted = needed(slice(chunk.start, chunk.end) if chunk.slots is None else chunk.slots)
-            if 2 * np.count_nonzero(wanted) > chunk.table.num_rows or not chunk.is_wide:
+            if 2 * np.count_nonzero(wanted) > chunk.table.num_rows:
                 self._next += 1
                 continue
             before = self._chunks[: self._next]

@@ -29,10 +29,11 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
         with explained("read", root / name), (root / name).open("rb") as file:
             yield file
         return
-    with _explained("read", name, passing=DAMAGE):
+    with _explained("read", name):
         system, path = _located(name)
-        with system.open(path, "rb") as file:
-            yield file
+        file = system.open(path, "rb")
+    with _explained("read", name, passing=DAMAGE), file:
+        yield file
 
 
 def write(root: Path, name: str, parts: Iterable[Any]) -> int:

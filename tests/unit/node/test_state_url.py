@@ -13,6 +13,7 @@ from test_restarts import batch
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError
 from anabranch.storage import checkpoint_store
+from anabranch.storage.checkpoint_files import read_checkpoint
 from anabranch.storage.checkpoint_store import LOCAL, check_url
 from anabranch.storage.state_reader import inspect
 
@@ -124,3 +125,9 @@ def test_places_that_are_none_are_refused(url: str, why: str) -> None:
     topology.source("s", None).to("o", ab.Memory())
     with pytest.raises(ConfigError, match=why):
         topology.start(None, checkpoint="ck", state_url=url)  # type: ignore[arg-type]
+
+
+def test_a_store_that_cannot_be_opened_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    """It is a ValueError that fsspec raises, as damage does."""
+    with pytest.raises(StorageError, match=r"cannot read nosuch://x.*check the store"):
+        read_checkpoint(tmp_path, "nosuch://x/count/0/000000000001-1.ckpt")
