@@ -1,4 +1,9 @@
-"""How a Spark task reaches the node process of its executor, starting it if it is not there."""
+"""How a Spark task reaches the node process of its executor, starting it if it is not there.
+
+Task and node process unpickle what the other sends, so each first makes sure that the other runs as
+its own user, by what the kernel says of the connection. The files are in a directory that only this
+user can look into; one that somebody else made under its name is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -15,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from anabranch.errors import AnabranchError, ClusterError
+from anabranch.errors import AnabranchError, ClusterError, StorageError
 from anabranch.node import wire
 
 START_TIMEOUT_S = 60.0
@@ -56,23 +62,44 @@ def executor_pid() -> int:
 
 
 def _parent(pid: int) -> int:
-    stat = (Path("/proc") / str(pid) / "stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
+    line = (Path("/proc") / str(pid) / "stat").read_text()
+    return int(line.rpartition(")")[2].split()[1])
 
 
 def socket_path(pid: int) -> Path:
     """One socket per executor process; the start time tells apart two with the same pid."""
-    name = Path(f"anabranch-{os.getuid()}") / f"{pid}-{_start_time(pid)}.sock"
+    name = Path(f"anabranch-{os.geteuid()}") / f"{pid}-{_start_time(pid)}.sock"
     path = Path(tempfile.gettempdir()) / name
     if len(str(path)) > MAX_SOCKET_PATH:
         path = Path("/tmp") / name
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _own(path.parent)
     return path
 
 
+def _own(directory: Path) -> None:
+    """Make the directory, or make sure that it is ours and nobody else gets into it."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    problem = None
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is not a directory"
+    elif found.st_uid != os.geteuid():
+        problem = f"belongs to user {found.st_uid}"
+    elif found.st_mode & 0o077:
+        problem = f"is open to others (mode {stat.S_IMODE(found.st_mode):o})"
+    if problem is not None:
+        raise StorageError(
+            f"{directory} {problem}, but sockets of node processes are only for user "
+            f"{os.geteuid()}: remove it on {socket.gethostname()}, or point TMPDIR of the "
+            "executors elsewhere",
+            path=str(directory),
+        )
+
+
 def _start_time(pid: int) -> str:
-    stat = (Path("/proc") / str(pid) / "stat").read_text()
-    return stat.rpartition(")")[2].split()[19]
+    line = (Path("/proc") / str(pid) / "stat").read_text()
+    return line.rpartition(")")[2].split()[19]
 
 
 def _connect(path: Path) -> socket.socket:
@@ -92,12 +119,20 @@ def _connect(path: Path) -> socket.socket:
 
 
 def _try_connect(path: Path) -> socket.socket | None:
+    """A connection to a process of this user; None if nobody listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(str(path))
     except OSError:
         sock.close()
         return None
+    if (other := wire.peer_user(sock)) != os.geteuid():
+        sock.close()
+        raise StorageError(
+            f"user {other} listens on {path} instead of the node process of user {os.geteuid()}: "
+            f"remove {path.parent} on {socket.gethostname()}",
+            path=str(path),
+        )
     return sock
 
 
@@ -172,7 +207,5 @@ def _executor_runs(path: Path) -> bool:
 
 
 def _answers(path: Path) -> bool:
-    sock = _try_connect(path)
-    if sock is not None:
-        sock.close()
-    return sock is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return sock.connect_ex(str(path)) == 0

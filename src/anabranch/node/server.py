@@ -70,7 +70,10 @@ def serve(path: Path, executor_pid: int) -> None:
                     os._exit(0)  # at once: the writer thread must not outlive the executor
                 if key.data == "listener":
                     connection, _ = listener.accept()
-                    selector.register(connection, selectors.EVENT_READ, "task")
+                    if wire.peer_user(connection) == os.geteuid():
+                        selector.register(connection, selectors.EVENT_READ, "task")
+                    else:  # before a byte of it is read: what comes is unpickled
+                        connection.close()
                 else:
                     task = cast("socket.socket", key.fileobj)
                     if not _answer(task, hosts):

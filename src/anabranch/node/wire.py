@@ -3,6 +3,9 @@
 A message is a pickled value and a list of buffers. Small buffers follow inline; if they are large
 together, they travel in one anonymous memory file whose descriptor is passed over the Unix
 socket, and the receiver maps it: no copy through the kernel.
+
+Whoever sends a pickle runs code in the receiver: `receive` is for connections whose other end is
+known to run as the same user (`peer_user`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,15 @@ from typing import Any
 # Below this, a write and a read are cheaper than creating and mapping a file.
 MEMFD_THRESHOLD_BYTES = 256 * 1024
 _PREFIX = struct.Struct("!QQ?")  # header bytes, body bytes, body in a memory file
+
+
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
+
+
+def peer_user(sock: socket.socket) -> int:
+    """Who made the other end of a Unix socket, as the kernel noted it then."""
+    noted = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(noted)[1])
 
 
 def send(sock: socket.socket, value: Any, buffers: Sequence[Any] = ()) -> None:
