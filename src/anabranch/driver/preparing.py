@@ -18,6 +18,7 @@ from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
 from anabranch.operators.canonical import require_column
 from anabranch.operators.failing import DeadLetters
 from anabranch.storage import checkpoint_store
+from anabranch.storage.identity import identify
 from anabranch.storage.sinks import Parquet, Sink
 
 
@@ -71,18 +72,21 @@ def prepare(
     outputs, inputs = infer_schemas(plan.topology, schemas, parts.sinks)
     _check_event_times(parts.event_times, outputs)
     _check_paths(parts.sinks)
+    root = config.checkpoint.absolute()
+    fingerprinted = fingerprint(plan, inputs)
     spec = JobSpec(
         name=plan.topology.name,
+        identity=identify(root),  # the first thing written: all refusals come before
         programs=build_programs(plan, outputs, inputs),
         sinks=parts.sinks,
-        root=str(config.checkpoint.absolute()),
+        root=str(root),
         checkpoints=config.checkpoints,
         key_groups=plan.topology.key_groups,
         max_rows_per_slice=config.max_rows_per_slice,
         event_times=parts.event_times,
     )
     dead = (o.name for o in plan.topology.operators if isinstance(o.kernel, DeadLetters))
-    return Prepared(spec, fingerprint(plan, inputs), tuple(schemas), united, next(dead, None))
+    return Prepared(spec, fingerprinted, tuple(schemas), united, next(dead, None))
 
 
 def backup_chains(plan: Plan, operators: frozenset[str] | None) -> frozenset[str] | None:

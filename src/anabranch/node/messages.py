@@ -10,6 +10,7 @@ from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import SlicePlan
 from anabranch.node.chain import ChainProgram
 from anabranch.node.heartbeat import Pulse
+from anabranch.storage.identity import Identity
 from anabranch.storage.sinks import Sink
 
 
@@ -18,6 +19,7 @@ class JobSpec:
     """The compiled job: chains with their kernels, sinks, where durable files go."""
 
     name: str
+    identity: Identity
     programs: MappingOf[str, ChainProgram]
     sinks: MappingOf[str, Sink]
     root: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,26 @@ def write_atomic(
             temporary.unlink(missing_ok=True)  # half a file must not fill the disk further
             raise
     return size
+
+
+def create_exclusive(path: Path, data: bytes) -> bool:
+    """Write a small file unless there is one; whether this call did. All of it or none is seen,
+    and of several callers at once one wins."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with explained("create", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    return True
 
 
 def _write_all(fd: int, parts: Iterable[Any], unhurried: bool) -> int:
