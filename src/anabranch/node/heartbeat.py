@@ -3,16 +3,28 @@
 It speaks for the whole executor: a stopped JVM or Python worker below it (SIGSTOP, a debugger)
 keeps it silent, for no task would come through. The driver answers every beat. A node that hears
 it was declared lost ends itself at once: it was a zombie, its partitions have other owners.
+
+Anybody can reach the driver's port, and after its end somebody else may get it. So each side first
+proves that it knows the key of the pulse, which never travels on this connection:
+
+    driver → node   nonce                                   32 bytes
+    node → driver   nonce, proof, length of its name, name  65 bytes and the name
+    driver → node   proof                                   32 bytes
+
+A proof is the HMAC-SHA256 of who speaks, both nonces and the name. Then beats and answers, one byte
+each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hmac
 import os
+import secrets
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from anabranch.model.ids import NodeId
@@ -20,15 +32,28 @@ from anabranch.model.ids import NodeId
 ALIVE, LOST = b".", b"!"
 BEATS_PER_TIMEOUT = 8
 RECONNECTS = 20  # in a row, before the driver is taken to be gone
+NONCE_BYTES = PROOF_BYTES = 32
+ANSWER_S = 5.0
+
+
+class Side(Enum):
+    """Who proves something; without it, a proof could be sent back to where it came from."""
+
+    NODE = b"node"
+    DRIVER = b"driver"
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Where to send beats, how often, and the word that makes the driver listen."""
+    """Where to send beats, how often, and the key by which node and driver know each other."""
 
     address: tuple[str, int]
-    token: str
+    key: bytes = field(repr=False)
     interval_s: float
+
+    def proof(self, of: Side, nonces: bytes, name: bytes) -> bytes:
+        """`nonces`: the driver's and the node's."""
+        return hmac.digest(self.key, of.value + nonces + name, "sha256")
 
 
 class Heartbeat:
@@ -51,9 +76,8 @@ class Heartbeat:
         failures = 0
         while failures < RECONNECTS and not self._stopped.is_set():
             try:
-                with socket.create_connection(self._pulse.address, timeout=5.0) as driver:
-                    hello = {"token": self._pulse.token, "node": self._node}
-                    driver.sendall(json.dumps(hello).encode() + b"\n")
+                with socket.create_connection(self._pulse.address, timeout=ANSWER_S) as driver:
+                    greet(driver, self._pulse, self._node)
                     failures = 0
                     self._beat_on(driver)
             except OSError:
@@ -70,6 +94,27 @@ class Heartbeat:
                 os._exit(1)
             if not answer:
                 return
+
+
+def greet(driver: socket.socket, pulse: Pulse, node: NodeId) -> None:
+    """Make oneself known, and make sure that it is the driver; ConnectionError if it is not."""
+    name = node.encode()
+    nonces = _exactly(driver, NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
+    proof = pulse.proof(Side.NODE, nonces, name)
+    driver.sendall(nonces[NONCE_BYTES:] + proof + bytes([len(name)]) + name)
+    answer = _exactly(driver, PROOF_BYTES)
+    if not hmac.compare_digest(answer, pulse.proof(Side.DRIVER, nonces, name)):
+        raise ConnectionError("this is not the driver")
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ConnectionError("the driver hung up")
+        data += more
+    return data
 
 
 def any_stopped(pid: int) -> bool:

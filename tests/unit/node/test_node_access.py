@@ -36,8 +36,8 @@ class Payload:
         return Path.touch, (self.mark,)
 
 
-# Another user may not be able to start our Python, so it becomes that user after its start. Argument
-# 1 is the socket, 2 is "listen" or "connect", 3 the user, standard input what to send.
+# Another user may not be able to start our Python, so it becomes that user after its start.
+# Argument 1 is the socket, 2 is "listen" or "connect", 3 the user, standard input what to send.
 STRANGER = """
 import os, socket, sys
 user = int(sys.argv[3])
