@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Client
@@ -16,13 +19,15 @@ from typer.testing import CliRunner
 import anabranch as ab
 from anabranch.cli.main import app
 from anabranch.control.load import Measurement
-from anabranch.driver.endpoint import ENDPOINT, Endpoint, ask
+from anabranch.driver import endpoint as endpoints
+from anabranch.driver.endpoint import ENDPOINT, MAX_CALLERS, Endpoint, ask
 from anabranch.driver.status import status
 from anabranch.errors import AdjustmentError
 from anabranch.model.events import DrainRequested, Idled, ScaleRequested
 from anabranch.model.ids import NodeId
 from anabranch.model.scaling import Decision
 from anabranch.testing import LocalJob
+from strangers import NOBODY, as_root, said, stranger
 
 
 def topology() -> ab.Topology:
@@ -201,3 +206,56 @@ def test_callers_that_misbehave_hinder_nobody(running: Running, tmp_path: Path) 
         with pytest.raises(AdjustmentError, match="does not understand"):
             ask(tmp_path, {"do": "scale", "operator": "sum", "parallelism": "many"})
         assert ask(tmp_path, {"do": "status"})["slice"] == 3
+
+
+# Connects as often as argument 2 says, keeps what is not hung up, and waits.
+CROWD = """
+crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(int(sys.argv[2]))]
+for sock in crowd:
+    sock.connect("\\0" + sys.argv[1])
+print(sum(sock.recv(1) != b"" for sock in crowd), flush=True)
+sys.stdin.read()
+"""
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@as_root
+def test_another_user_takes_no_files_and_no_threads_of_the_job(
+    running: Running, tmp_path: Path
+) -> None:
+    """Everybody can connect to a socket in the kernel's namespace; they do not get a byte."""
+    name = json.loads((tmp_path / ENDPOINT).read_text())["socket"]
+    files, threads = open_files(), threading.active_count()
+    with stranger(CROWD, name, "200") as crowd:
+        assert said(crowd) == b"0"
+        assert open_files() <= files + 2  # the pipes to them
+        assert threading.active_count() <= threads
+        assert ask(tmp_path, {"do": "status"})["slice"] == 3
+        crowd.kill()
+
+
+def test_silent_callers_are_few_and_have_to_leave(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "GREET_S", 0.05)
+    name = json.loads((tmp_path / ENDPOINT).read_text())["socket"]
+    before = threading.active_count()
+    with contextlib.ExitStack() as silent:
+        for _ in range(2 * MAX_CALLERS):
+            caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            silent.enter_context(caller).connect(f"\0{name}")
+            assert threading.active_count() <= before + MAX_CALLERS
+        assert ask(tmp_path, {"do": "status"})["slice"] == 3
+
+
+@as_root
+def test_a_job_of_another_user_than_the_files_owner_is_not_asked(
+    running: Running, tmp_path: Path
+) -> None:
+    """Somebody took the name of a socket whose job was killed."""
+    os.chown(tmp_path / ENDPOINT, NOBODY, NOBODY)
+    with pytest.raises(AdjustmentError, match=r"no job is running on .* any more"):
+        ask(tmp_path, {"do": "status"})

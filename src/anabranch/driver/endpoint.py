@@ -1,8 +1,10 @@
 """How a running job is asked for its status and for changes, by other processes of this machine.
 
-A Unix socket in the kernel's own namespace: it ends with the driver, and no file is left. Where it
-is and its key are in a file of the checkpoint directory that only its owner may read; whoever does
-not know the key is turned away before anything is read. Requests and answers are JSON.
+A Unix socket in the kernel's own namespace: it ends with the driver, and no file is left. Everybody
+on the machine can connect to it, so callers of another user, root aside, are turned away at once
+and hold nothing. Where it is and its key are in a file of the checkpoint directory that only its
+owner may read; whoever does not show the key in time is turned away before anything is read.
+Requests and answers are JSON.
 """
 
 from __future__ import annotations
@@ -12,27 +14,26 @@ import json
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import (
-    Client,
-    Connection,
-    Listener,
-    answer_challenge,
-    deliver_challenge,
-)
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Protocol
 
 from anabranch.errors import AdjustmentError, AnabranchError
+from anabranch.node.wire import peer_user
 from anabranch.storage.files import explained
 
 ENDPOINT = "control.json"
 ANSWER_S = 120.0  # a request waits for the slice, or the recovery, in hand
 MAX_REQUEST_BYTES = 65_536
 RETRY_S = 0.5
+MAX_CALLERS = 16  # at a time, each with a thread; others wait until they are let in
+GREET_S = 5.0  # to show that one knows the key, and to say what one wants
+ROOT = 0
 
 Answer = dict[str, Any]
 
@@ -50,7 +51,7 @@ class Controlled(Protocol):
 
 
 class Endpoint:
-    """Answers until it is closed; every caller has a thread of its own."""
+    """Answers until it is closed; every caller that is let in has a thread of its own."""
 
     def __init__(self, root: Path, job: Controlled) -> None:
         self._job = job
@@ -58,7 +59,10 @@ class Endpoint:
         self._key = secrets.token_bytes(32)
         self._name = f"anabranch-{secrets.token_hex(8)}"
         self._closed = False
-        self._listener = Listener(f"\0{self._name}", family="AF_UNIX")
+        self._places = threading.Semaphore(MAX_CALLERS)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"\0{self._name}")
+        self._listener.listen(MAX_CALLERS)
         where = {"socket": self._name, "key": self._key.hex(), "host": socket.gethostname()}
         _write_private(self._path, json.dumps(where))
         threading.Thread(target=self._listen, name="anabranch-control", daemon=True).start()
@@ -67,26 +71,34 @@ class Endpoint:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(OSError):  # wake the listener
-            Client(f"\0{self._name}", family="AF_UNIX").close()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
         self._path.unlink(missing_ok=True)
 
     def _listen(self) -> None:
         with self._listener:
             while not self._closed:
                 try:
-                    caller = self._listener.accept()
+                    caller, _ = self._listener.accept()
                 except OSError:  # too many open files, say
-                    time.sleep(RETRY_S)
+                    if not self._closed:
+                        time.sleep(RETRY_S)
                     continue
+                if peer_user(caller) not in (os.geteuid(), ROOT):
+                    caller.close()
+                    continue
+                self._places.acquire()  # only for those of the same user, who must let go in time
                 threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
-    def _serve(self, caller: Connection) -> None:
-        with caller, contextlib.suppress(OSError, EOFError, AuthenticationError):
-            deliver_challenge(caller, self._key)
-            answer_challenge(caller, self._key)
-            request = caller.recv_bytes(MAX_REQUEST_BYTES)
-            caller.send_bytes(json.dumps(self._answer(request)).encode())
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            _limit(caller, GREET_S)
+            with Connection(caller.detach()) as job, contextlib.suppress(*_GONE):
+                deliver_challenge(job, self._key)
+                answer_challenge(job, self._key)
+                request = job.recv_bytes(MAX_REQUEST_BYTES)
+                job.send_bytes(json.dumps(self._answer(request)).encode())
+        finally:
+            self._places.release()
 
     def _answer(self, request: bytes) -> Answer:
         try:
@@ -120,23 +132,27 @@ def ask(directory: Path, request: Mapping[str, Any]) -> Answer:
         raise AdjustmentError(
             f"no job is running on {directory}; give the checkpoint directory of one that is"
         )
-    with explained("read", path):
-        text = path.read_text()
+    with explained("read", path), path.open() as file:
+        text, owner = file.read(), os.fstat(file.fileno()).st_uid
     try:
         where = json.loads(text)
         name, key, host = where["socket"], bytes.fromhex(where["key"]), where["host"]
     except (ValueError, KeyError, TypeError):
         raise AdjustmentError(f"{path} is damaged; start the job again to have it anew") from None
     try:
-        with Client(f"\0{name}", family="AF_UNIX", authkey=key) as job:
+        with _call(name, owner) as job:
+            answer_challenge(job, key)
+            deliver_challenge(job, key)
             job.send_bytes(json.dumps(request).encode())
-            if not job.poll(ANSWER_S):
-                raise AdjustmentError(f"the job on {directory} gave no answer in {ANSWER_S:.0f} s")
             found = json.loads(job.recv_bytes())
     except AuthenticationError:
         raise AdjustmentError(
             f"the job on {directory} does not accept the key in {path}; the file was changed, or "
             "belongs to another job"
+        ) from None
+    except BlockingIOError:
+        raise AdjustmentError(
+            f"the job on {directory} gave no answer in {ANSWER_S:.0f} s"
         ) from None
     except (OSError, EOFError):
         raise AdjustmentError(
@@ -147,6 +163,30 @@ def ask(directory: Path, request: Mapping[str, Any]) -> Answer:
         raise AdjustmentError(found["refused"])
     answer: Answer = found["answer"]
     return answer
+
+
+_GONE = (OSError, EOFError, AuthenticationError)
+
+
+def _call(name: str, owner: int) -> Connection:
+    """To the job of the file's owner: somebody else may have taken the name when it ended."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _limit(sock, ANSWER_S)
+        sock.connect(f"\0{name}")
+        if peer_user(sock) != owner:
+            raise ConnectionRefusedError
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock.detach())
+
+
+def _limit(sock: socket.socket, seconds: float) -> None:
+    """Whatever is waited for takes no longer; BlockingIOError if it would."""
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -19,11 +19,7 @@ import pytest
 from anabranch.errors import StorageError
 from anabranch.node import client, wire
 from anabranch.node.messages import ForgetRequest
-
-NOBODY = 65534
-as_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can start a process of another user"
-)
+from strangers import NOBODY, as_root, said, stranger
 
 
 class Payload:
@@ -36,25 +32,20 @@ class Payload:
         return Path.touch, (self.mark,)
 
 
-# Another user may not be able to start our Python, so it becomes that user after its start.
-# Argument 1 is the socket, 2 is "listen" or "connect", 3 the user, standard input what to send.
-STRANGER = """
-import os, socket, sys
-user = int(sys.argv[3])
-os.setgroups([])
-os.setresgid(user, user, user)
-os.setresuid(user, user, user)
+# Argument 1 is the socket, 2 what to send.
+LISTENS = """
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-message = sys.stdin.buffer.read()
-if sys.argv[2] == "listen":
-    sock.bind(sys.argv[1])
-    sock.listen()
-    print("ready", flush=True)
-    while True:
-        sock.accept()[0].sendall(message)
+sock.bind(sys.argv[1])
+sock.listen()
+print("ready", flush=True)
+while True:
+    sock.accept()[0].sendall(bytes.fromhex(sys.argv[2]))
+"""
+CONNECTS = """
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 sock.connect(sys.argv[1])
 try:
-    sock.sendall(message)
+    sock.sendall(bytes.fromhex(sys.argv[2]))
     got = sock.recv(1)
 except OSError:
     got = b""
@@ -62,31 +53,12 @@ print("answered" if got else "hung up", flush=True)
 """
 
 
-def stranger(path: Path, action: str, message: bytes) -> subprocess.Popen[bytes]:
-    """A process of another user, in a directory it could not have entered by itself."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", STRANGER, path.name, action, str(NOBODY)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=path.parent,
-    )
-    assert process.stdin is not None
-    process.stdin.write(message)
-    process.stdin.close()
-    return process
-
-
-def said(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def pickled(mark: Path) -> bytes:
-    """A whole message of the wire, as bytes."""
+def pickled(mark: Path) -> str:
+    """A whole message of the wire, in hexadecimal."""
     here, there = socket.socketpair()
     with here, there:
         wire.send(here, Payload(mark))
-        return there.recv(65_536)
+        return there.recv(65_536).hex()
 
 
 @pytest.fixture
@@ -177,7 +149,7 @@ def test_a_socket_of_another_user_is_not_talked_to(
     monkeypatch.setattr(client, "executor_pid", os.getpid)
     path, mark = client.socket_path(os.getpid()), tmp_path / "mark"
     os.chown(path.parent, NOBODY, NOBODY)
-    attacker = stranger(path, "listen", pickled(mark))
+    attacker = stranger(LISTENS, path.name, pickled(mark), cwd=path.parent)
     assert said(attacker) == b"ready"
     os.chown(path.parent, 0, 0)
     try:
@@ -196,7 +168,7 @@ def test_a_task_of_another_user_is_not_listened_to(node: Path, tmp_path: Path) -
     assert honest is not None
     node.parent.chmod(0o777)  # not even an open door is enough
     node.chmod(0o777)
-    with stranger(node, "connect", pickled(mark)) as attacker:
+    with stranger(CONNECTS, node.name, pickled(mark), cwd=node.parent) as attacker:
         assert said(attacker) == b"hung up"
     assert not mark.exists()
     with honest:
