@@ -60,7 +60,9 @@ class Files:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.segment = max((root / "ck" / "journal").glob("*.jsonl"), default=None)
+        segments = (root / "ck" / "journal").glob("*.jsonl")
+        by_number = lambda path: [int(n) for n in path.stem.split("-")]  # noqa: E731
+        self.segment = max(segments, key=by_number, default=None)
         slices = self.journal()[1] if self.segment else []
         self.newest = int(slices[-1]["number"]) if slices else 0
 

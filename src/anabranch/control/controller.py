@@ -120,7 +120,7 @@ class Past:
     layouts: MappingOf[int, Layout] = field(default_factory=dict)  # of slices that had another
     rescaled: frozenset[str] = frozenset()  # chains whose declared parallelism is another now
     mapping_version: int = 0
-    generation: int = 0  # of the driver that wrote the journal last
+    generation: int = 1  # of the driver that begins: no other one has it
     autoscaler: MappingOf[str, Any] = field(default_factory=dict)  # its memory
 
 
@@ -144,7 +144,7 @@ class Controller:
         self._plan = plan
         self._config = config
         self._past = past
-        self._generation = past.generation + 1
+        self._generation = past.generation
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
         self._slices = SliceLedger(config.watermark_delays_us, past.slices, config.idle_timeouts_ms)
         self._nodes: list[NodeId] = []

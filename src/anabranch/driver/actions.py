@@ -5,12 +5,14 @@ The cluster is whatever implements `Waves`: Spark's executors, or hosts in this 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ import pyarrow as pa
 from anabranch.control.controller import Past
 from anabranch.driver.preparing import Prepared
 from anabranch.driver.progress import Progress, Totals, summarise
-from anabranch.errors import StorageError
+from anabranch.errors import AnabranchError, StorageError
 from anabranch.model.commands import (
     AwaitNodes,
     Command,
@@ -54,15 +56,16 @@ from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import Adjustment, Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.scaling import Decision
-from anabranch.model.slices import Feed, SlicePlan
+from anabranch.model.slices import Feed, SlicePlan, SliceRecord
 from anabranch.storage import checkpoint_store, source_log
 from anabranch.storage.files import write_atomic
+from anabranch.storage.generations import CLAIMS, Generation, claimed
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.sinks import Sink, refuse_lost_slice
 from anabranch.storage.upgrade import continue_from
 
 log = logging.getLogger("anabranch")
-AUTOSCALER = "autoscaler.json"  # in the checkpoint directory: what it has decided and learnt
+AUTOSCALER = "autoscaler.json"  # of each generation: what it has decided and learnt
 PREDICTION = "recovery.json"  # in the checkpoint directory: how soon each partition will be back
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
 PROGRESS_KEPT = 1_000
@@ -136,7 +139,8 @@ class Actions:
         self._root = root
         self._prepared = prepared
         self._sinks = sinks
-        self._journal = Journal(root / "journal")
+        self._journal = Journal(root / "journal", self.check)
+        self._generation: Generation | None = None
         self._mapping: PartitionMapping | None = None
         self._confirmed = 0
         self._checkpoint: tuple[int, float | None] = (0, None)  # its slice, when it was complete
@@ -159,9 +163,15 @@ class Actions:
         self.on_progress: list[Callable[[Progress], None]] = []
 
     def resume(self, dropped: Collection[str] = ()) -> Past:
-        """Read what earlier runs journalled; `dropped` operators' state is given up."""
-        past = Past()
-        found = self._journal.read()
+        """Take the directory over and read what earlier runs journalled; `dropped` operators' state
+        is given up."""
+        before_claim = self._journal.read()
+        self._generation = Generation.claim(
+            self._root, before_claim[0].generation if before_claim else 0
+        )
+        self.run = self._generation.number
+        past = Past(generation=self.run)
+        found = self._journal.read()  # once more: nothing that is written from here on counts
         if found is not None:
             now = self._prepared.fingerprint
             head, slices = continue_from(self._root, *found, now, dropped)
@@ -176,29 +186,58 @@ class Actions:
                 layouts=head.layouts,
                 rescaled=frozenset(c for c in declared if before.get(c) != declared[c]),
                 mapping_version=head.mapping_version,
-                generation=head.generation,
+                generation=self.run,
                 autoscaler=self._autoscaler_memory(),
             )
-        self.run = past.generation + 1
+            # From here on an older driver's journal is not read by anybody, whatever becomes of
+            # this one; only now may sinks and storage be touched.
+            self._journal.begin(_inherited(*found, self.run))
+        self._generation.forget_older()
         self._confirmed = past.slices[-1].number if past.slices else 0
         self._checkpoint = (past.cut.slice if past.cut else 0, None)
         return past
 
+    def check(self) -> None:
+        """Refuse to go on where a newer driver has taken over."""
+        assert self._generation is not None
+        self._generation.check()
+
     def _autoscaler_memory(self) -> Mapping[str, Any]:
-        """Of an earlier run; one that cannot be read is no loss."""
+        """Of the newest run that has left any; one that cannot be read is no loss."""
+        for generation in reversed(claimed(self._root)):
+            try:
+                found = json.loads((self._root / CLAIMS / str(generation) / AUTOSCALER).read_text())
+            except (OSError, ValueError):
+                continue
+            if isinstance(found, dict):
+                self._remember(found)
+                return found
+        return {}
+
+    def _remember(self, memory: Mapping[str, Any]) -> None:
+        assert self._generation is not None
+        write_atomic(self._generation.directory / AUTOSCALER, [json.dumps(memory).encode()])
+
+    @contextlib.contextmanager
+    def _as_owner(self) -> Iterator[None]:
+        """Whatever goes wrong for a driver that was replaced, that is the reason."""
         try:
-            found = json.loads((self._root / AUTOSCALER).read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            yield
+        except AnabranchError:
+            self.check()
+            raise
 
     def complete_sinks(self, past: Past) -> None:
         """A crash between journal and sink leaves the newest slice unexposed."""
-        if past.slices:
-            refuse_lost_slice(past.slices[-1], self._sinks, self._root)
-            self._expose(ExposeSlice(past.slices[-1], ()))
         for sink in self._sinks.values():
-            sink.begin(past.slices[-1].number if past.slices else 0)
+            sink.take_over(self.run)
+        with self._as_owner():
+            if past.slices:
+                refuse_lost_slice(past.slices[-1], self._sinks, self._root)
+                self._expose(ExposeSlice(past.slices[-1], ()))
+            for sink in self._sinks.values():
+                self.check()
+                sink.begin(past.slices[-1].number if past.slices else 0)
 
     def close(self) -> None:
         if self._behind is not None:
@@ -208,10 +247,12 @@ class Actions:
             sink.close()
 
     def execute(self, command: Command, waves: Waves) -> Event | None:
-        """Do it; the event it leads to, if any."""
+        """Do it, unless a newer driver has taken over; the event it leads to, if any."""
+        self.check()
         self.doing = command
         try:
-            return self._execute(command, waves)
+            with self._as_owner():
+                return self._execute(command, waves)
         except NodesLostError as e:
             return self.lost(e.nodes, e.reason, self._logged(command, e.source_tasks))
         finally:
@@ -260,7 +301,7 @@ class Actions:
             case NoteDecision():
                 self.decisions.append(command.decision)
                 log.info("%s", command.decision)
-                write_atomic(self._root / AUTOSCALER, [json.dumps(command.memory).encode()])
+                self._remember(command.memory)
             case AwaitNodes():
                 log.warning("no node is left; waiting for one")
                 return NodesJoined(waves.await_nodes(), self._clock())
@@ -373,6 +414,7 @@ class Actions:
                 more = sink.stage(name, rows, record.number, self.run, "driver")
                 staged.append(more)
                 files += [more.path] if more.path is not None else []
+            self.check()
             letters = sink.expose(record.number, files, staged)
             if letters is not None:
                 refused[name] = letters
@@ -436,6 +478,11 @@ class Actions:
             checkpoint_store.delete(self._root, name)
         except (StorageError, OSError) as e:
             log.warning("%s could not be deleted yet: %s", name, e)
+
+
+def _inherited(head: Head, slices: Sequence[SliceRecord], generation: int) -> Head:
+    """What was read, as this generation's own."""
+    return replace(head, generation=generation, slices=(*head.slices, *slices))
 
 
 def now_ms() -> int:

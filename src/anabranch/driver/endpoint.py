@@ -72,7 +72,9 @@ class Endpoint:
             return
         self._closed = True
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if self._name in self._path.read_text():  # not that of a driver that has taken over
+                self._path.unlink()
 
     def _listen(self) -> None:
         with self._listener:

@@ -42,7 +42,7 @@ class Logged:
 @dataclass
 class Disk:
     head: WriteHead | None = None
-    generation: int = 0  # of the driver that wrote the head
+    generation: int = 0  # the newest that was claimed
     records: list[SliceRecord] = field(default_factory=list)  # after the head
     logs: dict[LogName, Logged] = field(default_factory=dict)
     files: dict[str, Snapshot] = field(default_factory=dict)
@@ -55,15 +55,16 @@ class Disk:
 
     # -- the journal ---------------------------------------------------------------------------
 
-    def write_head(self, head: WriteHead, generation: int) -> None:
+    def write_head(self, head: WriteHead) -> None:
         copied = replace(head, cut=_copy(head.cut), previous=_copy(head.previous))
-        self.head, self.generation, self.records = copied, generation, []
+        self.head, self.records = copied, []
 
-    def past(self) -> Past:
-        """What a new driver finds."""
+    def take_over(self) -> Past:
+        """A new driver claims a generation; what it finds."""
+        self.generation += 1
         head = self.head
         if head is None:
-            return Past()
+            return Past(generation=self.generation)
         return Past(
             cut=_copy(head.cut),
             previous=_copy(head.previous),

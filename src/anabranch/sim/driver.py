@@ -97,8 +97,8 @@ class SimDriver:
         self.job = cluster.job
         self.checkers = checkers
         self.name = f"driver {number}"
-        past = self.disk.past()
-        self.run = past.generation + 1
+        past = self.disk.take_over()
+        self.run = past.generation
         self.controller = Controller(self.job.plan, self.job.config, past)
         if self.job.rechooses_backups:
             self.controller.backups.bound = DicedBackups(self.world)
@@ -236,7 +236,7 @@ class SimDriver:
             case WriteHead():
                 free = [n for n in self.nodes if n not in self.requests.drains]
                 self.checkers.before_head(command, free)
-                self.disk.write_head(command, self.run)
+                self.disk.write_head(command)
                 self.requests.journalled(command.mapping)
                 self._tell_head(command)
             case TrimStorage():

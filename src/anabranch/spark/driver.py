@@ -376,6 +376,7 @@ class JobDriver:
     def _handle(self, event: Event) -> None:
         """One event and everything it causes. An error ends the run and is kept."""
         try:
+            self.actions.check()  # a driver that was replaced ends, also when it has nothing to do
             todo = deque(self.controller.handle(event))
             while todo:
                 caused = self.actions.execute(todo.popleft(), self._waves)

@@ -1,11 +1,13 @@
 """The journal: which slices have happened, and where a restart begins.
 
-A directory of segments `000001.jsonl`, of which only the newest counts. A segment's first line is
-the head (format version, driver generation, fingerprint of the topology, the last two cuts, the
-slices after the older cut, epochs and routing); each further line is one slice. A line is its
-CRC-32 in hex, a blank, JSON. A torn last line is dropped: that slice has not happened. A new
-segment is written whole and renamed, at every start and at every completed checkpoint, so a
-restart reads a bounded amount however long the job has run.
+A directory of segments `GENERATION-NUMBER.jsonl`, of which only the newest counts: the last one of
+the newest generation, so that a driver which does not know yet that it has been replaced cannot
+take its successor's place. A segment's first line is the head (format version, driver generation,
+fingerprint of the topology, the last two cuts, the slices after the older cut, epochs and routing);
+each further line is one slice. A line is its CRC-32 in hex, a blank, JSON. A torn last line is
+dropped: that slice has not happened. A new segment is written whole and renamed, at every start and
+at every completed checkpoint, so a restart reads a bounded amount however long the job has run.
+Whatever was written counts only once no newer generation is found afterwards (generations.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -98,22 +100,24 @@ class DirectoryLock:
 
 
 class Journal:
-    """The newest segment, open for appending. Hold the directory's lock while it is open."""
+    """The newest segment, open for appending by the driver of one generation.
 
-    def __init__(self, directory: Path) -> None:
+    `still_mine` raises when there is a newer one. It is asked after every write and before the
+    caller can act on it: what it lets pass, a newer driver will have read.
+    """
+
+    def __init__(self, directory: Path, still_mine: Callable[[], None] = lambda: None) -> None:
         self._directory = directory
+        self._still_mine = still_mine
         self._file: IO[bytes] | None = None
         self._number = 0
-        self.generation = 0
-        self._fingerprint: Mapping[str, Any] = {}
 
     def read(self) -> tuple[Head, list[SliceRecord]] | None:
         """The newest segment's head and slices; None for a new directory."""
-        segments = sorted(self._directory.glob("[0-9]*.jsonl"))
+        segments = self._segments()
         if not segments:
             return None
-        newest = segments[-1]
-        self._number = int(newest.stem)
+        newest = segments[max(segments)]
         with explained("read", newest):
             lines = newest.read_bytes().split(b"\n")
         # Only the line that was being written may be torn: the last one with anything on it.
@@ -142,17 +146,28 @@ class Journal:
 
     def begin(self, head: Head) -> None:
         """Start a new segment, which replaces all older ones."""
-        self._number += 1
-        path = self._directory / f"{self._number:06d}.jsonl"
+        mine = head.generation, self._number + 1
+        path = self._directory / f"{mine[0]}-{mine[1]}.jsonl"
         write_atomic(path, [_line(head.to_json())], sync=True)
         sync_directory(self._directory)
+        self._still_mine()
         if self._file is not None:
             self._file.close()
         with explained("open", path):
             self._file = path.open("ab", buffering=0)
-        self.generation, self._fingerprint = head.generation, head.fingerprint
-        for old in sorted(self._directory.glob("[0-9]*.jsonl"))[:-2]:
-            old.unlink(missing_ok=True)
+        self._number += 1
+        segments = self._segments()
+        for old in sorted(s for s in segments if s < mine)[:-1]:
+            segments[old].unlink(missing_ok=True)
+
+    def _segments(self) -> dict[tuple[int, int], Path]:
+        """By generation and number. Before names had a generation, all were numbered in one."""
+        found = {}
+        for path in self._directory.glob("*.jsonl"):
+            generation, _, number = path.stem.rpartition("-")
+            if number.isdecimal() and (generation or "0").isdecimal():
+                found[int(generation or 0), int(number)] = path
+        return found
 
     def append(self, record: SliceRecord) -> None:
         """Make a slice have happened: durable when this returns."""
@@ -167,6 +182,7 @@ class Journal:
             except OSError:
                 os.ftruncate(self._file.fileno(), position)  # never leave half a line behind
                 raise
+        self._still_mine()
 
     def close(self) -> None:
         if self._file is not None:

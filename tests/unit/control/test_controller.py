@@ -108,7 +108,7 @@ def test_a_restart_replays_the_slices_after_the_cut() -> None:
         record(3, feed="log", generation=4),
         record(4, feed="none", rows={}, source_tasks=0),
     )
-    past = Past(cut, None, slices, groups={"count": (0, 0, 1, 1)}, mapping_version=7, generation=5)
+    past = Past(cut, None, slices, groups={"count": (0, 0, 1, 1)}, mapping_version=7, generation=6)
     play = Play(past)
     assert play.start() == []
     plan = play.recovery
@@ -408,7 +408,7 @@ def test_an_epoch_is_never_used_again_by_a_partition_that_comes_back() -> None:
 
 
 def test_another_generation_counts_mapping_versions_and_slices_on() -> None:
-    past = Past(slices=(record(1),), mapping_version=7, generation=3, epochs={COUNT[0]: 2})
+    past = Past(slices=(record(1),), mapping_version=7, generation=4, epochs={COUNT[0]: 2})
     play = Play(past)
     play.start()
     assert play.mapping.version == 8

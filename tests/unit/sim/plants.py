@@ -223,12 +223,12 @@ def partitions_of_an_earlier_driver_kept(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def epochs_used_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    real = Disk.past
+    real = Disk.take_over
 
-    def past(self: Disk) -> Past:
+    def take_over(self: Disk) -> Past:
         return replace(real(self), epochs={})
 
-    patch.setattr(Disk, "past", past)
+    patch.setattr(Disk, "take_over", take_over)
 
 
 # -- recovery -------------------------------------------------------------------------------------

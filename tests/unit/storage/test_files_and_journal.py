@@ -111,12 +111,11 @@ def test_an_empty_segment_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_newest_segment_counts_and_old_ones_go(tmp_path: Path) -> None:
+    book = Journal(tmp_path)
     for number in range(4, 10):
-        book = Journal(tmp_path)
-        book.read()
         book.begin(head(record(number)))
-        book.close()
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["000005.jsonl", "000006.jsonl"]
+    book.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["4-5.jsonl", "4-6.jsonl"]
     found = Journal(tmp_path).read()
     assert found is not None
     assert [r.number for r in found[0].slices] == [9]

@@ -46,6 +46,19 @@ class Sink:
     durable: ClassVar[bool] = True
     # Whether it can tell the rows it cannot take from the others.
     tells_rows: ClassVar[bool] = False
+    # On the driver, its generation, from `take_over` on.
+    run = 0
+
+    def take_over(self, run: int) -> None:
+        """On the driver, before anything is exposed or removed: the generation of this driver.
+
+        No other driver on the job's checkpoint directory ever has the same, and a newer one has a
+        greater. An older one that has lost its lock may still be in the middle of an `expose` or
+        of a `begin`, of slices that the newer one knows, too: what it does late must change
+        nothing (a target that remembers a greater generation refuses it), and it must not remove
+        what a greater generation has staged.
+        """
+        self.run = run
 
     def bind(self, home: Home) -> None:
         """Before anything else, on the driver; what nodes get is a copy made after it."""
@@ -73,7 +86,8 @@ class Sink:
 
     def begin(self, newest: int) -> None:
         """At the start of a run whose journal ends with slice `newest` (0: a new one): remove what
-        earlier runs staged and never exposed, refuse a place that holds another job's rows."""
+        earlier runs (of a smaller generation) staged and never exposed, refuse a place that holds
+        another job's rows."""
 
     def close(self) -> None:
         """The run has ended: let go of connections."""
