@@ -229,15 +229,16 @@ class Actions:
 
     def complete_sinks(self, past: Past) -> None:
         """A crash between journal and sink leaves the newest slice unexposed."""
-        for sink in self._sinks.values():
-            sink.take_over(self.run)
+        job, newest = self._prepared.spec.identity, past.slices[-1].number if past.slices else 0
         with self._as_owner():
+            for sink in self._sinks.values():
+                sink.take_over(job, self.run, newest)
             if past.slices:
                 refuse_lost_slice(past.slices[-1], self._sinks, self._root)
                 self._expose(ExposeSlice(past.slices[-1], ()))
             for sink in self._sinks.values():
                 self.check()
-                sink.begin(past.slices[-1].number if past.slices else 0)
+                sink.begin()
 
     def close(self) -> None:
         if self._behind is not None:
@@ -408,12 +409,11 @@ class Actions:
         for name in sorted(self._sinks, key=lambda n: n == dead):
             sink = self._sinks[name]
             staged = [s for s in command.staged if s.sink == name]
-            files = list(record.staged.get(name, []))
+            files = record.staged.get(name, [])
             if name == dead and refused:
                 rows = pa.concat_tables(refused.values())
                 more = sink.stage(name, rows, record.number, self.run, "driver")
                 staged.append(more)
-                files += [more.path] if more.path is not None else []
             self.check()
             letters = sink.expose(record.number, files, staged)
             if letters is not None:

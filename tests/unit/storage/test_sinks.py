@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from anabranch.errors import (
 )
 from anabranch.model.slices import SliceRecord
 from anabranch.storage.sinks import Home, Sink, refuse_lost_slice
+from sink_starts import start
 
 ROWS = pa.table({"k": [1, 2, 3]})
 
@@ -60,22 +62,32 @@ def record(number: int, **staged: list[str]) -> SliceRecord:
 # -- Parquet -----------------------------------------------------------------------------------
 
 
+def parquet(path: Path, newest: int = 0, files: Sequence[str] = (), run: int = 1) -> ab.Parquet:
+    """A started sink in `path`, whose job has the checkpoint directory `path`.ck."""
+    sink = ab.Parquet(str(path))
+    sink.bind(Home("job", "out", path.with_name(f"{path.name}.ck")))
+    start(sink, newest, files, run)
+    return sink
+
+
 def test_rows_are_seen_only_when_exposed_and_then_once(tmp_path: Path) -> None:
-    sink = ab.Parquet(str(tmp_path))
+    sink = parquet(tmp_path / "out")
     files = [stage(sink, 4, writer=f"w{i}") for i in range(2)]
-    assert visible(tmp_path) == []
+    assert visible(tmp_path / "out") == []
     for _ in range(3):
         sink.expose(4, files, [])
-        assert visible(tmp_path) == [1, 2, 3] * 2
-    sink.begin(4)
-    assert visible(tmp_path) == [1, 2, 3] * 2
+        assert visible(tmp_path / "out") == [1, 2, 3] * 2
+    parquet(tmp_path / "out", 4, files, run=2)
+    assert visible(tmp_path / "out") == [1, 2, 3] * 2
 
 
 def test_a_repeated_stage_is_shown_once(tmp_path: Path) -> None:
-    sink = ab.Parquet(str(tmp_path))
+    sink = parquet(tmp_path)
     stage(sink, 1)
-    sink.expose(1, [stage(sink, 1)], [])
-    assert [p.name for p in tmp_path.glob("slice=1/*")] == ["w.parquet"]
+    counts = stage(sink, 1)
+    sink.expose(1, [counts], [])
+    names = [p.name for p in tmp_path.glob("slice=1/*")]
+    assert names == [Path(counts).with_suffix(".parquet").name]
     assert visible(tmp_path) == [1, 2, 3]
 
 
@@ -83,91 +95,120 @@ def test_an_attempt_that_does_not_count_changes_nothing_however_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task left over writes other rows under the same name, at every step of the exposure."""
-    sink = ab.Parquet(str(tmp_path))
-    named, late = stage(sink, 1), pa.table({"k": [7]})
-    for module, name in ((os, "link"), (Path, "rename"), (Path, "mkdir")):
+    late = pa.table({"k": [7]})
+    for number, (module, name) in enumerate(((os, "link"), (Path, "rename"), (Path, "mkdir"))):
+        path = tmp_path / str(number)
+        sink = parquet(path)
+        named = stage(sink, 1)
         real = getattr(module, name)
 
-        def first(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+        def first(*args: Any, real: Any = real, sink: Sink = sink, **kwargs: Any) -> Any:
             monkeypatch.undo()
             sink.stage("o", late, 1, 1, "w")
             return real(*args, **kwargs)
 
         monkeypatch.setattr(module, name, first)
         sink.expose(1, [named], [])
-        assert visible(tmp_path) == [1, 2, 3]
-        assert [p.name for p in tmp_path.glob("slice=1/*")] == ["w.parquet"]
-        shutil.rmtree(tmp_path)
-        named = stage(sink, 1)
+        assert visible(path) == [1, 2, 3]
+        assert len(list(path.glob("slice=1/*"))) == 1
 
 
 def test_what_the_journal_does_not_name_is_not_exposed(tmp_path: Path) -> None:
-    sink = ab.Parquet(str(tmp_path))
+    sink = parquet(tmp_path)
     named = stage(sink, 1, run=2)
     stage(sink, 1, run=2, writer="attempt")  # of a task that did not count
     stage(sink, 1, run=1)  # of a driver that was killed
-    sink.expose(1, [named], [])
-    sink.begin(1)
+    late = stage(sink, 2, run=4)  # of a driver that has replaced this one
+    parquet(tmp_path, 1, [named], run=3)
     assert visible(tmp_path) == [1, 2, 3]
-    assert not (tmp_path / "_staging").exists()
+    assert [str(p) for p in tmp_path.rglob("*.staged")] == [late]
 
 
 def test_a_slice_without_rows_exposes_nothing(tmp_path: Path) -> None:
-    ab.Parquet(str(tmp_path)).expose(1, [], [])
-    assert list(tmp_path.iterdir()) == []
+    parquet(tmp_path).expose(1, [], [])
+    assert [p.name for p in tmp_path.iterdir()] == [".anabranch"]
 
 
 @pytest.mark.parametrize("lost", ["file", "directory", "everything"])
 def test_lost_staged_files_are_told(tmp_path: Path, lost: str) -> None:
-    sink = ab.Parquet(str(tmp_path))
+    sink = parquet(tmp_path / "out")
     path = Path(stage(sink, 1))
     if lost == "file":
         path.unlink()
     else:
-        shutil.rmtree(path.parent if lost == "directory" else tmp_path)
-    with pytest.raises(StorageError, match=r"lost its staged files w\.\w+\.parquet"):
+        shutil.rmtree(path.parent if lost == "directory" else tmp_path / "out")
+    with pytest.raises(StorageError, match=r"lost its staged files w\.1-\w+\.staged"):
         sink.expose(1, [str(path)], [])
 
 
-def test_output_of_another_job_is_refused(tmp_path: Path) -> None:
-    sink = ab.Parquet(str(tmp_path))
-    sink.expose(5, [stage(sink, 5)], [])
-    sink.begin(5)
-    with pytest.raises(ConfigError, match="holds slice 5 of another job"):
-        sink.begin(0)
+def test_a_checkpoint_that_is_behind_the_directory_is_refused(tmp_path: Path) -> None:
+    sink = parquet(tmp_path)
+    file = stage(sink, 5)
+    sink.expose(5, [file], [])
+    parquet(tmp_path, 5, [file], run=2)
+    for newest in (0, 4):
+        with pytest.raises(ConfigError, match=r"has slice 5 of this job, whose .* ends with slice"):
+            parquet(tmp_path, newest, run=3)
     assert visible(tmp_path) == [1, 2, 3]
-    shutil.rmtree(tmp_path / "slice=5")  # compacted away: it was there all the same
-    with pytest.raises(ConfigError, match="holds slice 5 of another job"):
-        sink.begin(4)
-    named = stage(sink, 4)
-    with pytest.raises(ConfigError, match="holds slice 5 of another job"):
-        sink.expose(4, [named], [])
-    assert Path(named).exists()
 
 
-def test_an_exposed_slice_may_be_deleted_by_its_readers(tmp_path: Path) -> None:
-    sink = ab.Parquet(str(tmp_path))
-    files = {k: stage(sink, k) for k in (1, 2)}
-    sink.expose(1, [files[1]], [])
-    sink.expose(2, [files[2]], [])
-    shutil.rmtree(tmp_path / "slice=2")
-    again = ab.Parquet(str(tmp_path))
-    again.expose(2, [files[2]], [])
-    again.begin(2)
-    again.expose(3, [stage(again, 3)], [])
-    assert sorted(p.name for p in tmp_path.glob("slice=*")) == ["slice=1", "slice=3"]
+def test_an_exposed_slice_may_be_deleted_or_compacted_by_its_readers(tmp_path: Path) -> None:
+    sink = parquet(tmp_path)
+    for change in ("delete", "compact"):
+        files = {k: stage(sink, k) for k in (1, 2)}
+        sink.expose(1, [files[1]], [])
+        sink.expose(2, [files[2]], [])
+        if change == "delete":
+            shutil.rmtree(tmp_path / "slice=2")
+        else:
+            (file,) = (tmp_path / "slice=2").iterdir()
+            file.rename(file.with_name("compacted.parquet"))
+        again = parquet(tmp_path, 2, [files[2]], run=2)
+        again.expose(3, [stage(again, 3, run=2)], [])
+        left = sorted(p.name for p in tmp_path.glob("slice=*"))
+        assert left == ["slice=1", *(["slice=2"] if change == "compact" else []), "slice=3"]
+        if change == "compact":
+            assert [p.name for p in (tmp_path / "slice=2").iterdir()] == ["compacted.parquet"]
+        for path in (tmp_path, tmp_path.with_name(f"{tmp_path.name}.ck")):
+            shutil.rmtree(path)
+        sink = parquet(tmp_path)
 
 
-def test_a_damaged_marker_is_told(tmp_path: Path) -> None:
-    sink = ab.Parquet(str(tmp_path))
-    (tmp_path / "_newest").write_text("five")
-    with pytest.raises(StorageError, match="should hold the number of the newest exposed slice"):
-        sink.begin(5)
+@pytest.mark.parametrize("text", ["", "7", "{", '{"format": 1}', '{"format": 9}'])
+def test_damaged_notes_and_owners_are_told(tmp_path: Path, text: str) -> None:
+    parquet(tmp_path / "out")
+    note, owner = tmp_path / "out.ck/shown/out/1", tmp_path / "out/.anabranch/owner"
+    for path, why in ((note, "which slice the sink 'out' has shown"), (owner, "whose slices")):
+        kept = path.read_text()
+        path.write_text(text)
+        with pytest.raises(StorageError, match=why):
+            parquet(tmp_path / "out", run=2)
+        path.write_text(kept)
 
 
 def test_a_column_named_slice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="rename the stream's column"):
         ab.Parquet(str(tmp_path)).check(pa.schema([("slice", pa.int64())]))
+
+
+def test_directories_that_only_look_like_slices_are_no_slices(tmp_path: Path) -> None:
+    for name in ("slice=²", "slice=x", "slice=", "slice=٣", "slice=-1"):
+        (tmp_path / name).mkdir()
+    parquet(tmp_path)
+
+
+def test_leftovers_of_a_crash_go(tmp_path: Path) -> None:
+    parquet(tmp_path / "out")
+    leftovers = [
+        tmp_path / "out/._newest.123.tmp",
+        tmp_path / "out/.anabranch/.owner.abc.tmp",
+        tmp_path / "out.ck/shown/out/.1.123.tmp",
+    ]
+    for path in leftovers:
+        path.touch()
+    parquet(tmp_path / "out", run=2)
+    assert not any(path.exists() for path in leftovers)
+    assert [p.name for p in (tmp_path / "out.ck/shown/out").iterdir()] == ["2"]
 
 
 # -- a function --------------------------------------------------------------------------------
@@ -189,17 +230,19 @@ class Calls:
         raise TypeError("the function must stay on the driver")
 
 
-def for_each(calls: Calls, root: Path) -> ab.ForEachSlice:
+def for_each(
+    calls: Calls, root: Path, newest: int = 0, files: Sequence[str] = (), run: int = 1
+) -> ab.ForEachSlice:
     sink = ab.ForEachSlice(calls, arrow=True)
     sink.bind(Home("job", "out", root))
     sink.check(ROWS.schema)
+    start(sink, newest, files, run)
     return sink
 
 
 def test_a_function_gets_every_slice_once_and_files_go(tmp_path: Path) -> None:
     calls = Calls()
     sink = for_each(calls, tmp_path)
-    sink.begin(0)
     for number in (1, 3):
         files = [stage(sink, number, writer=w) for w in "ab"]
         assert all((tmp_path / f).exists() for f in files)
@@ -215,11 +258,9 @@ def test_a_restarted_driver_hands_on_what_was_journalled(tmp_path: Path) -> None
     stage(for_each(Calls(), tmp_path), 8)  # journalled by nobody
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     calls = Calls()
-    sink = for_each(calls, moved)
-    sink.expose(7, files, [])
-    sink.begin(7)
+    for_each(calls, moved, 7, files, run=2)
     assert calls.seen == [([1, 2, 3], 7)]
-    assert not (moved / "staged" / "out").exists()
+    assert list((moved / "staged" / "out").iterdir()) == []
 
 
 def test_a_function_that_raises_keeps_its_slice(tmp_path: Path) -> None:
@@ -230,9 +271,7 @@ def test_a_function_that_raises_keeps_its_slice(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"'out' raised on slice 2: ValueError: no such topic"):
         sink.expose(2, files, [])
     mended = Calls()
-    again = for_each(mended, tmp_path)
-    again.expose(2, files, [])
-    again.begin(2)
+    for_each(mended, tmp_path, 2, files, run=2)
     assert mended.seen == [([1, 2, 3], 2)]
 
 
@@ -240,7 +279,7 @@ def test_lost_rows_of_a_function_are_told_not_skipped(tmp_path: Path) -> None:
     sink = for_each(Calls(), tmp_path)
     files = [stage(sink, 1, writer=w) for w in "ab"]
     (tmp_path / files[1]).unlink()
-    with pytest.raises(StorageError, match=r"slice 1 of the sink 'out' lost .* b\.\w+\.parquet"):
+    with pytest.raises(StorageError, match=r"slice 1 of .* sink 'out' lost .* b\.1-\w+\.staged"):
         sink.expose(1, files, [])
 
 
@@ -299,24 +338,12 @@ def test_a_slice_whose_sink_is_gone_is_refused_until_it_was_exposed(tmp_path: Pa
 def test_a_parquet_sink_that_is_gone_is_refused_until_its_slice_was_exposed(
     tmp_path: Path,
 ) -> None:
-    sink = ab.Parquet(str(tmp_path / "out"))
+    sink = parquet(tmp_path / "out")
     newest = record(4, out=[stage(sink, 4)])
     with pytest.raises(ConfigError, match="start once with the sink as it was"):
-        refuse_lost_slice(newest, {}, tmp_path / "checkpoint")
+        refuse_lost_slice(newest, {}, tmp_path / "out.ck")
     sink.expose(4, newest.staged["out"], [])
-    refuse_lost_slice(newest, {}, tmp_path / "checkpoint")
-
-
-def test_a_slice_goes_to_whatever_durable_sink_took_the_place(tmp_path: Path) -> None:
-    """From a function to Parquet and the other way round: the rows are found by their names."""
-    calls = Calls()
-    files = [stage(for_each(calls, tmp_path), 4)]
-    sink = ab.Parquet(str(tmp_path / "out"))
-    sink.bind(Home("job", "out", tmp_path))
-    sink.expose(4, files, [])
-    assert visible(tmp_path / "out") == [1, 2, 3]
-    for_each(calls, tmp_path).expose(5, [stage(sink, 5)], [])
-    assert calls.seen == [([1, 2, 3], 5)]
+    refuse_lost_slice(newest, {}, tmp_path / "out.ck")
 
 
 # -- memory and console ------------------------------------------------------------------------

@@ -8,12 +8,10 @@ real driver and nodes, at some steps of every kind.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
-import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
@@ -31,8 +28,10 @@ from anabranch.errors import ConfigError, OperatorError
 from anabranch.storage.sinks import Home, Sink
 from effort import LONG
 from flow_topology import build
-from oracle import Dataflow, Row, Step
-from postgres_server import Server, find_binaries
+from oracle import Dataflow, Step
+from postgres_server import Server
+from sink_kinds import KINDS, ByFunction, ByKey, InDelta, InParquet, InPostgres, Kind, needs_server
+from sink_starts import start
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
 from local_run import LocalRun
@@ -71,82 +70,9 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[list[str]]
             deltalake.DeltaTable, "__init__", guard("open", deltalake.DeltaTable.__init__)
         )
         patch.setattr(deltalake, "write_deltalake", guard("commit", deltalake.write_deltalake))
+        claim = guard("claim", deltalake.DeltaTable.create_write_transaction)
+        patch.setattr(deltalake.DeltaTable, "create_write_transaction", claim)
         yield done
-
-
-class Kind(ABC):
-    """A sort of sink, and what a reader finds in it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @abstractmethod
-    def sink(self, name: str) -> Sink: ...
-
-    @abstractmethod
-    def rows(self, name: str) -> Counter[Any]: ...
-
-    def wanted(self, rows: list[Row]) -> Counter[Any]:
-        return Counter(rows)
-
-
-class InParquet(Kind):
-    def sink(self, name: str) -> Sink:
-        return ab.Parquet(str(self.root / name))
-
-    def rows(self, name: str) -> Counter[Any]:
-        files = (self.root / name).glob("slice=*/*")
-        return Counter(r for f in files for r in pl.read_parquet(f, glob=False).rows())
-
-
-class InDelta(Kind):
-    def sink(self, name: str) -> Sink:
-        return ab.Delta(str(self.root / name))
-
-    def rows(self, name: str) -> Counter[Any]:
-        table = deltalake.DeltaTable(self.root / name).to_pyarrow_table()
-        return Counter((r["k"], r["v"]) for r in table.to_pylist())
-
-
-class ByFunction(Kind):
-    """The function is idempotent by slice number: a repeated slice replaces its file."""
-
-    def sink(self, name: str) -> Sink:
-        (self.root / name).mkdir(parents=True, exist_ok=True)
-
-        def keep(rows: pa.Table, slice_no: int) -> None:
-            written = self.root / name / f"{slice_no}.tmp"
-            written.write_text(json.dumps([(r["k"], r["v"]) for r in rows.to_pylist()]))
-            written.replace(self.root / name / f"{slice_no}.json")
-
-        return ab.ForEachSlice(keep, arrow=True)
-
-    def rows(self, name: str) -> Counter[Any]:
-        files = (self.root / name).glob("*.json")
-        return Counter(tuple(r) for f in files for r in json.loads(f.read_text()))
-
-
-class InPostgres(Kind):
-    server: Server
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.schema = "s" + "".join(c for c in str(root) if c.isalnum())[-40:]
-        self.server.query(f"CREATE SCHEMA {self.schema}")
-
-    def sink(self, name: str) -> Sink:
-        return ab.Postgres(self.server.address, f"{self.schema}.{name}")
-
-    def rows(self, name: str) -> Counter[Any]:
-        return Counter(self.server.query(f"SELECT k, v FROM {self.schema}.{name}"))
-
-
-class ByKey(InPostgres):
-    def sink(self, name: str) -> Sink:
-        return ab.Postgres(self.server.address, f"{self.schema}.{name}", keys="k")
-
-    def wanted(self, rows: list[Row]) -> Counter[Any]:
-        return Counter(dict(rows).items())
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +80,6 @@ def server() -> Iterator[None]:
     InPostgres.server = Server()
     yield
     InPostgres.server.remove()
-
-
-KINDS = [InParquet, InDelta, ByFunction, InPostgres, ByKey]
-needs_server = pytest.mark.skipif(find_binaries() is None, reason="no PostgreSQL server found")
 
 
 # -- one sink by itself ------------------------------------------------------------------------
@@ -179,9 +101,8 @@ class Protocol:
         try:
             sink.bind(Home("job", "out", self.kind.root / "ck"))
             sink.check(SCHEMA)
-            if self.journal:
-                sink.expose(len(self.journal), self.journal[-1], [])
-            sink.begin(len(self.journal))
+            newest = self.journal[-1] if self.journal else []
+            start(sink, len(self.journal), newest, self.life)
             for number in range(len(self.journal) + 1, len(self.SLICES) + 1):
                 self._slice(sink, number)
         finally:
@@ -208,17 +129,20 @@ def every_step(make: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             protocol.run()
         protocol.run()
         assert protocol.kind.rows("out") == wanted, (step, steps[step])
-        staged = list(protocol.kind.root.rglob("*-[0-9]*/*.parquet"))
+        staged = list(protocol.kind.root.rglob("*.staged"))
         assert staged == [], step
     return set(steps)
+
+
+FILES = {"fsync", "mkdir", "replace", "write", "unlink", "rmdir"}
 
 
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        (InParquet, {"fsync", "mkdir", "link", "rename", "write", "replace", "unlink", "rmdir"}),
-        (InDelta, {"fsync", "mkdir", "open", "commit", "unlink", "rmdir"}),
-        (ByFunction, {"fsync", "mkdir", "replace", "write", "unlink", "rmdir"}),
+        (InParquet, {"link", "rename", *FILES}),
+        (InDelta, {"claim", "open", "commit", *FILES}),
+        (ByFunction, FILES),
     ],
 )
 def test_killed_at_every_step(
@@ -233,8 +157,7 @@ def test_killed_at_every_step(
 def test_killed_at_every_step_of_postgres(
     kind: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = {"fsync", "mkdir", "connect", "sql", "unlink", "rmdir"}
-    assert every_step(kind, tmp_path, monkeypatch) == steps
+    assert every_step(kind, tmp_path, monkeypatch) == {"connect", "sql", *FILES}
 
 
 # -- all of them below the driver --------------------------------------------------------------

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.storage.sinks import Home
+from sink_starts import start
 
 ROWS = pa.table({"k": [1, 2], "v": pa.array(["a", None], pa.large_string())})
 
@@ -44,65 +45,68 @@ def rows(root: Path) -> list[dict[str, object]]:
 
 def test_slices_appear_in_one_commit_each_and_once(tmp_path: Path) -> None:
     sink = delta(tmp_path)
-    sink.begin(0)
+    start(sink, 0)
     files = [stage(sink, 1, writer=w) for w in "ab"]
     assert rows(tmp_path) == []
     for _ in range(3):
         sink.expose(1, files, [])
     sink.expose(2, [], [])
     sink.expose(3, [stage(sink, 3)], [])
-    delta(tmp_path).begin(3)
+    start(delta(tmp_path), 3)
     assert sorted(map(str, rows(tmp_path))) == sorted(map(str, ROWS.to_pylist() * 3))
-    assert DeltaTable(tmp_path / "table").version() == 2
-    assert not (tmp_path / "ck" / "staged" / "out").exists()
+    writes = [c for c in DeltaTable(tmp_path / "table").history() if "operationMetrics" in c]
+    assert len(writes) == 2
+    assert list((tmp_path / "ck" / "staged" / "out").iterdir()) == []
 
 
 def test_a_slice_is_recognised_behind_the_tables_own_checkpoints(tmp_path: Path) -> None:
     configuration = {"delta.checkpointInterval": "3"}
     DeltaTable.create(tmp_path / "table", ROWS.schema, configuration=configuration)
     sink = delta(tmp_path)
+    start(sink, 0)
     files = {n: [stage(sink, n)] for n in range(1, 8)}
     for number, named in files.items():
         sink.expose(number, named, [])
     assert list((tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet"))
-    delta(tmp_path).expose(7, files[7], [])
+    start(delta(tmp_path), 7, files[7], run=2)
     assert len(rows(tmp_path)) == 14
 
 
 def test_compacted_and_vacuumed_tables_go_on(tmp_path: Path) -> None:
     sink = delta(tmp_path)
+    start(sink, 0)
     files = {n: [stage(sink, n)] for n in range(1, 5)}
     for number in (1, 2, 3):
         sink.expose(number, files[number], [])
     table = DeltaTable(tmp_path / "table")
     table.optimize.compact()
     table.vacuum(0, enforce_retention_duration=False, dry_run=False)
-    delta(tmp_path).expose(3, files[3], [])
-    delta(tmp_path).begin(3)
+    again = delta(tmp_path)
+    start(again, 3, files[3], run=2)
     assert len(rows(tmp_path)) == 6
-    sink.expose(4, [stage(sink, 4)], [])
+    again.expose(4, [stage(again, 4)], [])
     assert len(rows(tmp_path)) == 8
 
 
 def test_rows_of_others_do_not_count_as_slices(tmp_path: Path) -> None:
     first, second = delta(tmp_path), delta(tmp_path, job="another")
-    first.begin(0)
+    start(first, 0)
     first.expose(5, [stage(first, 5)], [])
     write_deltalake(tmp_path / "table", ROWS, mode="append")
-    second.begin(0)
+    start(second, 0)
     second.expose(1, [stage(second, 1)], [])
     assert len(rows(tmp_path)) == 6
 
 
 def test_a_checkpoint_that_is_behind_the_table_is_refused(tmp_path: Path) -> None:
     sink = delta(tmp_path)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(5, [stage(sink, 5)], [])
     for newest in (0, 4):
-        with pytest.raises(ConfigError, match=r"holds slice 5 of another job \(.* at slice"):
-            delta(tmp_path).begin(newest)
+        with pytest.raises(ConfigError, match=r"has slice 5 of this job, whose .* ends with slice"):
+            start(delta(tmp_path), newest)
     file = stage(sink, 4)
-    with pytest.raises(ConfigError, match="holds slice 5 of another job"):
+    with pytest.raises(ConfigError, match="has slice 5 of this job"):
         sink.expose(4, [file], [])
     assert (tmp_path / "ck" / file).exists()
 
@@ -120,19 +124,19 @@ def test_a_table_with_other_columns_is_refused(
 ) -> None:
     DeltaTable.create(tmp_path / "table", pa.schema(columns))
     with pytest.raises(ConfigError, match=r"has the columns k: .*, but the stream .* k: long, v"):
-        delta(tmp_path).begin(0)
+        start(delta(tmp_path), 0)
 
 
 def test_a_table_that_changes_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     sink = delta(tmp_path)
-    sink.begin(0)
+    start(sink, 0)
     DeltaTable(tmp_path / "table").alter.add_constraint({"small": "k < 2"})
     file = stage(sink, 1)
     with pytest.raises(StorageError, match=r"could not add slice 1 to .*; nothing is lost"):
         sink.expose(1, [file], [])
     assert rows(tmp_path) == []
     DeltaTable(tmp_path / "table").alter.drop_constraint("small")
-    delta(tmp_path).expose(1, [file], [])
+    start(delta(tmp_path), 1, [file])
     assert len(rows(tmp_path)) == 2
 
 
@@ -140,7 +144,7 @@ def test_partitioned_tables_with_columns_in_another_order(tmp_path: Path) -> Non
     reordered = pa.schema([("v", pa.string()), ("k", pa.int64())])
     DeltaTable.create(tmp_path / "table", reordered, partition_by=["k"])
     sink = delta(tmp_path)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1)], [])
     assert sorted(map(str, rows(tmp_path))) == ["{'v': 'a', 'k': 1}", "{'v': None, 'k': 2}"]
 
@@ -165,7 +169,7 @@ def test_types_without_a_twin_take_the_next_wider(tmp_path: Path) -> None:
         }
     )
     sink = delta(tmp_path, table.schema)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1, table)], [])
     (row,) = rows(tmp_path)
     assert row["d"] == Decimal(2**64 - 1)
@@ -176,7 +180,7 @@ def test_types_without_a_twin_take_the_next_wider(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "table").write_text("a file")
     with pytest.raises(StorageError, match=r"could not open the Delta table .*table: [^\n]*$"):
-        delta(tmp_path).begin(0)
+        start(delta(tmp_path), 0)
 
 
 def test_without_the_package_the_sentence_says_how_to_get_it(
@@ -199,18 +203,20 @@ def test_any_slices_with_repeats_and_restarts(
 ) -> None:
     """The model is a list: whatever is repeated, the table holds the slices one after another."""
     root = tmp_path_factory.mktemp("delta")
-    sink, wanted = delta(root), []
-    sink.begin(0)
+    sink, wanted, note = delta(root), [], root / "ck/shown/out/1"
+    start(sink, 0)
     for number, writers in enumerate(slices, 1):
         tables = [
             pa.table({"k": [r[0] for r in w], "v": [r[1] for r in w]}, ROWS.schema) for w in writers
         ]
         files = [stage(sink, number, t, f"w{i}") for i, t in enumerate(tables)]
+        noted = note.read_text()
         for _ in range(chance.randint(1, 2)):
             sink.expose(number, files, [])
         if chance.random() < 0.3:
+            if chance.random() < 0.5:
+                note.write_text(noted)  # killed between the table and the note
             sink = delta(root)
-            sink.expose(number, files, [])
-            sink.begin(number)
+            start(sink, number, files)
         wanted += [r for t in tables for r in t.to_pylist()]
     assert sorted(map(str, rows(root))) == sorted(map(str, wanted))

@@ -28,9 +28,11 @@ from tests.unit.node.local_run import LocalRun
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.storage.sinks import Home, postgres
+from anabranch.storage.sinks.notes import exposure_of
 from anabranch.storage.sinks.postgres_rows import fits
 from anabranch.testing import play
 from postgres_server import Server
+from sink_starts import JOB, start
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.large_string())])
 ROWS = pa.table({"k": [1, 2], "v": ["a", ""]}, SCHEMA)
@@ -88,19 +90,19 @@ def content(server: Server, table: str) -> list[tuple[Any, ...]]:
 
 def test_slices_are_inserted_once(server: Server, table: str, make: Make, tmp_path: Path) -> None:
     sink = make()
-    sink.begin(0)
+    start(sink, 0)
     files = [stage(sink, 1, writer=w) for w in "ab"]
     assert content(server, table) == []
     for _ in range(2):
         sink.expose(1, files, [])
     sink.expose(2, [], [])
     again = make()
-    again.expose(1, files, [])
-    again.begin(2)
+    start(again, 1, files)
     again.expose(3, [stage(again, 3)], [])
     assert content(server, table) == [(1, "a")] * 3 + [(2, "")] * 3
-    slices = table.replace(".t", ".anabranch_slices")
-    assert server.query(f"SELECT * FROM {slices}") == [("anabranch/job/out", 3)]
+    sinks = table.replace(".t", ".anabranch_sinks")
+    known = server.query(f"SELECT sink, target, job, generation, slice FROM {sinks}")
+    assert known == [("anabranch/job/out", table, "5eed", 1, 3)]
     assert not (tmp_path / "staged" / "out").exists() or not any(
         (tmp_path / "staged/out").iterdir()
     )
@@ -108,7 +110,7 @@ def test_slices_are_inserted_once(server: Server, table: str, make: Make, tmp_pa
 
 def test_with_keys_the_last_row_of_a_key_stays(server: Server, table: str, make: Make) -> None:
     sink = make("k")
-    sink.begin(0)
+    start(sink, 0)
     first = pa.table({"k": [1, None, 1], "v": ["a", "b", "c"]}, SCHEMA)
     second = pa.table({"k": [None, 2], "v": ["d", None]}, SCHEMA)
     sink.expose(1, [stage(sink, 1, first, "a"), stage(sink, 1, second, "b")], [])
@@ -119,7 +121,7 @@ def test_with_keys_the_last_row_of_a_key_stays(server: Server, table: str, make:
 
 def test_keys_alone_are_a_set(server: Server, table: str, make: Make) -> None:
     sink = make("k", "v")
-    sink.begin(0)
+    start(sink, 0)
     for number in (1, 2):
         sink.expose(number, [stage(sink, number)], [])
     assert content(server, table) == [(1, "a"), (2, "")]
@@ -148,20 +150,22 @@ def test_any_slices_with_repeats_and_restarts(
         sink.check(schema)
         return sink
 
-    sink, listed, newest = life(), [], {}
-    sink.begin(0)
+    sink, listed, newest, note = life(), [], {}, root / "shown/out/1"
+    start(sink, 0)
     for number, writers in enumerate(slices, 1):
         tables = [
             pa.table({"k": [r[0] for r in w], "v": [r[1] for r in w]}, schema) for w in writers
         ]
         files = [stage(sink, number, t, f"w{i}") for i, t in enumerate(tables)]
+        noted = note.read_text()
         for _ in range(chance.randint(1, 2)):
             sink.expose(number, files, [])
         if chance.random() < 0.3:
             sink.close()
+            if chance.random() < 0.5:
+                note.write_text(noted)  # killed between the table and the note
             sink = life()
-            sink.expose(number, files, [])
-            sink.begin(number)
+            start(sink, number, files)
         listed += [r for w in writers for r in w]
         newest.update(r for w in writers for r in w)
     sink.close()
@@ -223,7 +227,7 @@ def test_every_type_comes_back_as_it_was(
     sink = ab.Postgres(server.address, table)
     sink.bind(Home(table, "out", tmp_path_factory.mktemp("pg")))
     sink.check(schema)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1, data)], [])
     sink.close()
     found = server.query(f"SELECT * FROM {table} ORDER BY ctid")
@@ -236,7 +240,7 @@ def test_every_type_comes_back_as_it_was(
 def test_a_single_column_of_nulls_keeps_its_rows(server: Server, table: str, make: Make) -> None:
     schema = pa.schema([("v", pa.large_string())])
     sink = make(schema=schema)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1, pa.table({"v": [None, "", None]}, schema))], [])
     assert content(server, table) == [("",), (None,), (None,)]
 
@@ -284,7 +288,7 @@ def test_a_table_that_does_not_fit_is_refused(
 ) -> None:
     server.query(f"CREATE TABLE {table} ({definition})")
     with pytest.raises(ConfigError, match=f"does not fit the stream.*: .*{re.escape(wrong)}"):
-        make(*keys).begin(0)
+        start(make(*keys), 0)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +304,7 @@ def test_a_table_that_fits_is_used(
 ) -> None:
     server.query(f"CREATE TABLE {table} ({definition})")
     sink = make(*keys)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1)], [])
     assert server.query(f"SELECT k, v FROM {table} ORDER BY k") == [(1, "a"), (2, "")]
 
@@ -322,7 +326,7 @@ def test_columns_that_would_round_do_not_fit() -> None:
 def test_names_of_any_kind(server: Server, make: Make, table: str) -> None:
     schema = pa.schema([('select "%s"', pa.int64()), ("Größe", pa.large_string())])
     sink = make('select "%s"', schema=schema)
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1, ROWS.rename_columns(schema.names))], [])
     assert content(server, table) == [(1, "a"), (2, "")]
 
@@ -334,16 +338,16 @@ def test_keys_must_be_columns(make: Make) -> None:
 
 def test_a_checkpoint_that_is_behind_the_table_is_refused(make: Make, tmp_path: Path) -> None:
     sink = make()
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(5, [stage(sink, 5)], [])
     for newest in (0, 4):
-        with pytest.raises(ConfigError, match=r"holds slice 5 of another job"):
-            make().begin(newest)
+        with pytest.raises(ConfigError, match=r"has slice 5 of this job, whose .* ends with slice"):
+            start(make(), newest)
     file = stage(sink, 4)
-    with pytest.raises(ConfigError, match="holds slice 5 of another job"):
+    with pytest.raises(ConfigError, match="has slice 5 of this job"):
         sink.expose(4, [file], [])
     assert (tmp_path / file).exists()
-    make(job="another").begin(0)
+    start(make(job="another"), 0)
 
 
 # -- a server that refuses, or is away ---------------------------------------------------------
@@ -353,7 +357,7 @@ def test_a_refused_slice_is_kept_and_written_when_the_table_is_mended(
     server: Server, table: str, make: Make
 ) -> None:
     sink = make()
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1)], [])
     server.query(f"ALTER TABLE {table} ADD CHECK (k < 5)")
     file = stage(sink, 2, pa.table({"k": [3, 7], "v": ["x", "y"]}, SCHEMA))
@@ -364,14 +368,14 @@ def test_a_refused_slice_is_kept_and_written_when_the_table_is_mended(
     assert "\n" not in e.value.message
     assert content(server, table) == [(1, "a"), (2, "")]
     server.query(f"ALTER TABLE {table} DROP CONSTRAINT t_k_check")
-    make().expose(2, [file], [])
+    start(make(), 2, [file])
     assert content(server, table) == [(1, "a"), (2, ""), (3, "x"), (7, "y")]
 
 
 def test_a_server_that_is_down_at_the_start_is_told_at_once(make: Make, tmp_path: Path) -> None:
     sink = make(address=f"host={tmp_path} password=secret", retry="1h")
     with pytest.raises(StorageError, match="could not reach the PostgreSQL table") as e:
-        sink.begin(0)
+        start(sink, 0)
     assert "\n" not in e.value.message
     assert "secret" not in e.value.message + repr(sink)
     assert b"secret" not in pickle.dumps(sink)
@@ -381,7 +385,7 @@ def test_a_server_that_stays_away_ends_the_run_and_a_restart_goes_on(
     server: Server, table: str, make: Make
 ) -> None:
     sink = make(retry="300ms")
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1)], [])
     file = stage(sink, 2)
     server.stop()
@@ -390,9 +394,7 @@ def test_a_server_that_stays_away_ends_the_run_and_a_restart_goes_on(
             sink.expose(2, [file], [])
     finally:
         server.start()
-    again = make()
-    again.expose(2, [file], [])
-    again.begin(2)
+    start(make(), 2, [file])
     assert content(server, table) == [(1, "a")] * 2 + [(2, "")] * 2
 
 
@@ -400,7 +402,7 @@ def test_a_server_that_is_briefly_away_is_waited_for(
     server: Server, table: str, make: Make
 ) -> None:
     sink = make("k", retry="10m")
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1)], [])
     server.stop()
     starter = threading.Timer(0.5, server.start)
@@ -418,7 +420,7 @@ def test_pauses_double_and_end_in_time(make: Make, monkeypatch: pytest.MonkeyPat
         now[0] += seconds
 
     sink = make(retry="10s")
-    sink.begin(0)
+    start(sink, 0)
     file = stage(sink, 1)
     monkeypatch.setattr(postgres.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(postgres.time, "sleep", sleep)
@@ -438,13 +440,14 @@ def _raise(error: Exception) -> Callable[[], None]:
 def test_a_dead_drivers_transaction_is_waited_for(server: Server, table: str, make: Make) -> None:
     """The old driver's commit arrives late: the new one sees it, or shuts it out."""
     sink = make()
-    sink.begin(0)
+    start(sink, 0)
     file = stage(sink, 1)
-    slices = table.replace(".t", ".anabranch_slices")
+    sinks = table.replace(".t", ".anabranch_sinks")
     with psycopg.connect(server.address) as old:
-        old.execute(f"UPDATE {slices} SET slice = 1")
+        exposure = exposure_of(1, [file])
+        old.execute(f"UPDATE {sinks} SET slice = 1, exposure = %s", [exposure])
         old.execute(f"INSERT INTO {table} VALUES (1, 'of the old driver')")
-        new = threading.Thread(target=make(retry="10m").expose, args=(1, [file], []))
+        new = threading.Thread(target=start, args=(make(), 1, [file], 2))
         new.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
         deadline = time.monotonic() + 60
@@ -466,12 +469,12 @@ def test_without_the_package_the_sentence_says_how_to_get_it(
 def test_old_servers_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "OLDEST_SERVER", 999_999)
     with pytest.raises(ConfigError, match="it must be 15 or newer"):
-        make().begin(0)
+        start(make(), 0)
 
 
 def test_a_row_count_of_zero_is_a_slice_too(server: Server, table: str, make: Make) -> None:
     sink = make()
-    sink.begin(0)
+    start(sink, 0)
     sink.expose(1, [stage(sink, 1, SCHEMA.empty_table())], [])
     assert content(server, table) == []
 
@@ -479,7 +482,7 @@ def test_a_row_count_of_zero_is_a_slice_too(server: Server, table: str, make: Ma
 def test_decimals_keep_their_scale(server: Server, table: str, make: Make) -> None:
     schema = pa.schema([("n", pa.decimal128(38, 10))])
     sink = make(schema=schema)
-    sink.begin(0)
+    start(sink, 0)
     value = Decimal("1234567890123456789012345678.0123456789")
     sink.expose(1, [stage(sink, 1, pa.table({"n": [value]}, schema))], [])
     assert server.query(f"SELECT n FROM {table}") == [(value,)]
@@ -510,7 +513,7 @@ def test_rows_that_the_server_refuses_are_put_aside(
     if keys:
         server.query(f"CREATE UNIQUE INDEX ON {table} (k)")
     sink = make(*keys, aside=True)
-    sink.begin(0)
+    start(sink, 0)
     rows = pa.table({"k": [1, 9, None, 2, 3], "v": ["a", "a", "a", "nobody", "b"]}, SCHEMA)
     files = [stage(sink, 1, rows), stage(sink, 1, ROWS.slice(0, 0), "x")]
     letters = sink.expose(1, files, [])
@@ -522,6 +525,7 @@ def test_rows_that_the_server_refuses_are_put_aside(
     assert content(server, table) == [(1, "a"), (3, "b")]
     # Another life of the driver finds the slice, and what was refused of it, and no more.
     again = make(*keys, aside=True)
+    again.take_over(JOB, 2, 1)
     assert refused(again.expose(1, files, [])) == refused(letters)
     assert content(server, table) == [(1, "a"), (3, "b")]
     assert again.expose(2, [stage(again, 2, pa.table({"k": [4], "v": ["a"]}, SCHEMA))], []) is None
@@ -531,7 +535,7 @@ def test_rows_that_the_server_refuses_are_put_aside(
 def test_strings_that_the_server_cannot_parse(server: Server, table: str, make: Make) -> None:
     server.query(f"CREATE TABLE {table} (k bigint, v jsonb)")
     sink = make(aside=True)
-    sink.begin(0)
+    start(sink, 0)
     rows = pa.table({"k": [1, 2, 3], "v": ["{}", "{", None]}, SCHEMA)
     letters = sink.expose(1, [stage(sink, 1, rows)], [])
     assert refused(letters) == [(1, "out", 2)]
@@ -543,10 +547,10 @@ def test_a_transaction_that_fails_leaves_no_wrong_letters(
 ) -> None:
     server.query(f"CREATE TABLE {table} (k bigint CHECK (k < 2), v text)")
     sink = make(aside=True)
-    sink.begin(0)
+    start(sink, 0)
     files = [stage(sink, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(ab.Postgres, "_sql", _breaks_on(ab.Postgres._sql, "INSERT INTO {slices}"))
+        patch.setattr(ab.Postgres, "_sql", _breaks_on(ab.Postgres._sql, "UPDATE {sinks} SET slice"))
         with pytest.raises(ZeroDivisionError):
             sink.expose(1, files, [])
     assert content(server, table) == []
@@ -557,7 +561,7 @@ def test_a_transaction_that_fails_leaves_no_wrong_letters(
 
 def _breaks_on(method: Any, start: str) -> Any:
     def broken(self: Any, text: str, **parts: Any) -> Any:
-        if text.startswith(f"{start} VALUES (%s, %s)"):
+        if text.startswith(start):
             raise ZeroDivisionError
         return method(self, text, **parts)
 

@@ -3,6 +3,8 @@
 Where rows are made, `stage` puts them aside, out of every reader's sight; the driver journals the
 slice with the names of what was staged and then calls `expose`, which may be repeated: a crash
 between the two is mended by exposing the newest journalled slice again at the next start.
+
+A start is `take_over`, `expose` of the newest journalled slice, `begin`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from anabranch.errors import ConfigError
 from anabranch.model.reports import Staged
 from anabranch.model.slices import SliceRecord
 from anabranch.operators.failing import Refused
+from anabranch.storage.identity import Identity
+from anabranch.storage.sinks.notes import exposure_of, read_note
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Home:
 
     @property
     def app_id(self) -> str:
-        """Under this name a table remembers the newest slice it has. Names have no slash."""
+        """Under this name a table remembers the sink. Names have no slash."""
         return f"anabranch/{self.job}/{self.sink}"
 
 
@@ -46,19 +50,6 @@ class Sink:
     durable: ClassVar[bool] = True
     # Whether it can tell the rows it cannot take from the others.
     tells_rows: ClassVar[bool] = False
-    # On the driver, its generation, from `take_over` on.
-    run = 0
-
-    def take_over(self, run: int) -> None:
-        """On the driver, before anything is exposed or removed: the generation of this driver.
-
-        No other driver on the job's checkpoint directory ever has the same, and a newer one has a
-        greater. An older one that has lost its lock may still be in the middle of an `expose` or
-        of a `begin`, of slices that the newer one knows, too: what it does late must change
-        nothing (a target that remembers a greater generation refuses it), and it must not remove
-        what a greater generation has staged.
-        """
-        self.run = run
 
     def bind(self, home: Home) -> None:
         """Before anything else, on the driver; what nodes get is a copy made after it."""
@@ -70,6 +61,17 @@ class Sink:
         """The rows that must not be staged, where the sink puts them aside."""
         return []
 
+    def take_over(self, job: Identity, run: int, newest: int) -> None:
+        """At a start, on the driver, before anything is exposed or removed. `run` is this driver's
+        generation, `newest` the slice with which the job's journal ends (0: a new one).
+
+        Refuses a target that holds another job's slices, or later ones of this job than its
+        journal knows. No other driver on the job's checkpoint directory ever has the same
+        generation, and a newer one has a greater. An older one that has lost its lock may still be
+        in the middle of an `expose` or a `begin`, of slices that this one knows, too: from here on
+        what it does late must change nothing, nor remove what this one has staged.
+        """
+
     def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
         """Put rows aside; runs on nodes and in source tasks. `run` is the driver's generation."""
         raise NotImplementedError
@@ -77,17 +79,18 @@ class Sink:
     def expose(
         self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]
     ) -> pa.Table | None:
-        """Let readers see the slice; runs on the driver. `staged` is empty after a restart.
+        """Let readers see the slice; runs on the driver. `files` are those that the journal names;
+        `staged` has the rows that the driver holds, and after a restart none but those it has
+        staged itself since.
 
         Returns the rows that the target refused, as dead letters, also when it had the slice
         already.
         """
         raise NotImplementedError
 
-    def begin(self, newest: int) -> None:
-        """At the start of a run whose journal ends with slice `newest` (0: a new one): remove what
-        earlier runs (of a smaller generation) staged and never exposed, refuse a place that holds
-        another job's rows."""
+    def begin(self) -> None:
+        """The newest journalled slice is shown: remove what earlier generations staged and never
+        exposed."""
 
     def close(self) -> None:
         """The run has ended: let go of connections."""
@@ -96,10 +99,13 @@ class Sink:
 def refuse_lost_slice(record: SliceRecord, sinks: Mapping[str, Sink], root: Path) -> None:
     """At a start, before the newest slice is exposed again: its rows must have a sink to go to.
 
-    Sinks remove staged files once readers see the rows, so files that are left were not exposed.
+    Sinks note what they have shown, and remove staged files after that.
     """
     for name, files in record.staged.items():
         if name in sinks and sinks[name].durable:
+            continue
+        note = read_note(root, name)
+        if note is not None and note.tells_of(record.number, exposure_of(record.number, files)):
             continue
         if any((root / f).exists() for f in files):
             now = "no longer has it" if name not in sinks else "has another kind of sink there"

@@ -1,4 +1,13 @@
-"""A Delta Lake table: one transaction per slice, remembered by the table itself."""
+"""A Delta Lake table: one transaction per slice, remembered by the table itself.
+
+A table keeps a number for each application that writes to it, and refuses a commit that was
+prepared before another one set a number it sets, too. Ours, below `anabranch/TOPOLOGY/SINK`:
+
+    (itself)      the newest slice
+    /job          the job's identity
+    /generation   of the newest driver: an older one's commit sets it, too, and is refused
+    /exposure     which rows the newest slice showed
+"""
 
 from __future__ import annotations
 
@@ -11,18 +20,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.errors import AnabranchError, ConfigError, StorageError, TopologyError
-from anabranch.storage.sinks.staged import StagedSink
+from anabranch.errors import (
+    AnabranchError,
+    CheckpointLockedError,
+    ConfigError,
+    StorageError,
+    TopologyError,
+)
+from anabranch.storage.identity import DIGITS
+from anabranch.storage.sinks.staged import Held, StagedSink
+
+CLAIMS = 10  # tries to write down a new driver while an older one commits
 
 
 @dataclass
 class Delta(StagedSink):
     """Appends every slice to a Delta Lake table in one commit; needs `anabranch[delta]`.
 
-    The commit carries the transaction identifier (job and sink, slice number), so a slice that is
-    exposed again is recognised and adds nothing. A table that is not there is created; one that is
-    must have the stream's columns. `path` is a directory or a URL that delta-rs understands; an
-    object store's settings come from the environment variables of delta-rs.
+    The commit carries the slice's number, so a slice that is exposed again is recognised and adds
+    nothing. A table that is not there is created; one that is must have the stream's columns.
+    `path` is a directory or a URL that delta-rs understands; an object store's settings come from
+    the environment variables of delta-rs.
     """
 
     path: str
@@ -44,37 +62,94 @@ class Delta(StagedSink):
                     column=field.name,
                 ) from e
 
-    def begin(self, newest: int) -> None:
-        with self._explained("open"):
-            super().begin(newest)
-
     def _place(self) -> str:
         return f"the Delta table {self.path}"
 
-    def _newest(self) -> int:
-        return self._newest_of(self._table())
+    # -- whose it is ---------------------------------------------------------------------------
 
-    def _newest_of(self, table: Any) -> int:
-        return table.transaction_version(self.home.app_id) or 0
+    def _claim(self, newest: int) -> Held:
+        """One commit without rows, which makes an older driver's next one fail."""
+        deltalake = _deltalake()
+        tries = CLAIMS
+        while True:
+            with self._explained("open"):
+                table = self._table()
+                held = self._held(table)
+                self._refuse_behind(held, newest)
+                try:
+                    table.create_write_transaction(
+                        [],
+                        "append",
+                        table.schema(),
+                        table.metadata().partition_columns,
+                        commit_properties=self._marked(job=self._job.number, generation=self._run),
+                    )
+                    return held
+                except deltalake.exceptions.CommitFailedError:
+                    tries -= 1
+                    if not tries:
+                        raise
 
-    def _deliver(self, slice_no: int, files: Sequence[Path]) -> None:
+    def _held(self, table: Any) -> Held:
+        """What the table has of this sink; refused if another job or a newer driver wrote it."""
+        slice_no = self._number(table, "")
+        job, generation = self._number(table, "/job"), self._number(table, "/generation")
+        exposure = self._number(table, "/exposure")
+        if job is None and slice_no is not None and not self._job.inherits:
+            self._refuse_other_job(f"topology {self.home.job!r}, which left no identity")
+        if job is not None and job != self._job.number:
+            whose = f"{job:0{DIGITS}x}, not {self._job.job}"
+            self._refuse_other_job(f"topology {self.home.job!r} of another identity ({whose})")
+        if generation is not None and generation > self._run:
+            raise CheckpointLockedError(
+                f"a newer driver of this job (generation {generation}) writes to {self._place()} "
+                f"than this one (generation {self._run}), which ends; look for who started it",
+                path=self.path,
+                generation=self._run,
+            )
+        shown = None if exposure is None else f"{exposure:0{DIGITS}x}"
+        return Held(str(table.metadata().id), slice_no or 0, shown)
+
+    def _number(self, table: Any, name: str) -> int | None:
+        found: int | None = table.transaction_version(self.home.app_id + name)
+        return found
+
+    def _marked(self, **numbers: int) -> Any:
+        """Of a commit that sets these numbers; "slice" is the sink's own."""
+        deltalake = _deltalake()
+        names = {n: "" if n == "slice" else f"/{n}" for n in numbers}
+        return deltalake.CommitProperties(
+            app_transactions=[
+                deltalake.Transaction(self.home.app_id + names[n], number)
+                for n, number in numbers.items()
+            ]
+        )
+
+    # -- one slice -----------------------------------------------------------------------------
+
+    def _deliver(self, slice_no: int, exposure: str, files: Sequence[Path]) -> None:
         deltalake = _deltalake()
         with self._explained(f"add slice {slice_no} to"):
             table = self._table()
-            if self._has(slice_no, self._newest_of(table)):
+            if self._has(self._held(table), slice_no, exposure):
                 return
             self._refuse_missing(slice_no, files)
             # delta-rs takes columns by position.
             order = [f.name for f in table.schema().fields]
             schema = pa.schema([self._schema.field(name) for name in order])
             batches = (b.select(order).cast(schema) for b in self._batches(files))
-            transaction = deltalake.Transaction(self.home.app_id, slice_no)
-            deltalake.write_deltalake(
-                table,
-                pa.RecordBatchReader.from_batches(schema, batches),
-                mode="append",
-                commit_properties=deltalake.CommitProperties(app_transactions=[transaction]),
-            )
+            try:
+                deltalake.write_deltalake(
+                    table,
+                    pa.RecordBatchReader.from_batches(schema, batches),
+                    mode="append",
+                    commit_properties=self._marked(
+                        slice=slice_no, generation=self._run, exposure=int(exposure, 16)
+                    ),
+                )
+            except deltalake.exceptions.CommitFailedError:
+                self._held(self._table())  # says so if this driver has been replaced
+                raise
 
     def _table(self) -> Any:
         """The table as it is now, with the stream's columns."""

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from anabranch.errors import AnabranchError, OperatorError, TopologyError
-from anabranch.storage.sinks.staged import StagedSink, read_marker, write_marker
+from anabranch.storage.sinks.notes import read_marker
+from anabranch.storage.sinks.staged import Held, StagedSink
 
 
 @dataclass
@@ -38,20 +39,20 @@ class ForEachSlice(StagedSink):
         self._schema = schema
 
     def _place(self) -> str:
-        return f"the sink {self.home.sink!r}"
+        return f"the function of the sink {self.home.sink!r}"
 
-    def _marker(self) -> Path:
-        return self.home.root / "exposed" / self.home.sink
+    def _claim(self, newest: int) -> Held:
+        """A function remembers nothing: what it has had is the job's own note."""
+        return Held("a function")
 
-    def _newest(self) -> int:
-        return read_marker(self._marker())
-
-    def _deliver(self, slice_no: int, files: Sequence[Path]) -> None:
-        if self._has(slice_no, self._newest()):
+    def _deliver(self, slice_no: int, exposure: str, files: Sequence[Path]) -> None:
+        if self._note is None and self._marked() == slice_no:
             return
         self._refuse_missing(slice_no, files)
+        rows = self._rows(files)
+        self._still_mine()
         try:
-            self.function(self._rows(files), slice_no)
+            self.function(rows, slice_no)
         except AnabranchError:
             raise
         except Exception as e:
@@ -63,9 +64,11 @@ class ForEachSlice(StagedSink):
                 operator=self.home.sink,
                 slice=slice_no,
             ) from e
-        write_marker(self._marker(), slice_no)
 
     def _rows(self, files: Sequence[Path]) -> Any:
         if self.arrow:
             return pa.Table.from_batches(self._batches(files), self._schema)
         return self.home.spark.read.parquet(*(p.as_uri() for p in files))
+
+    def _marked(self) -> int:
+        return read_marker(self.home.root / "exposed" / self.home.sink)

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from anabranch.errors import TopologyError
-from anabranch.storage.files import explained
-from anabranch.storage.sinks.staged import StagedSink, read_marker, write_marker
+from anabranch.errors import ConfigError, StorageError, TopologyError
+from anabranch.storage.files import create_exclusive, explained
+from anabranch.storage.sinks.notes import read_marker
+from anabranch.storage.sinks.staged import Held, StagedSink
+
+FORMAT = 1
+OWN = ".anabranch"  # below the path: no reader of Parquet looks there
+_SLICE = re.compile(r"slice=([0-9]+)", re.ASCII)
 
 
 @dataclass
 class Parquet(StagedSink):
     """A directory of Parquet files, one sub-directory `slice=K` per slice with rows.
 
-    A slice's files are staged under `_staging`, which readers ignore, and appear by one rename of
-    their directory: all rows of a slice or none, also for a reader in the middle of it. Readers
-    find the slice number as a partition column named `slice`. Slices that have appeared may be
-    compacted or deleted: the file `_newest` remembers which ones there were.
+    A slice's files are staged below `.anabranch`, without the suffix by which readers look for
+    Parquet, and appear by one rename of their directory: all rows of a slice or none, also for a
+    reader in the middle of it. Readers find the slice number as a partition column named `slice`.
+    Slices that have appeared may be compacted or deleted. The directory is one job's.
     """
 
     path: str
 
     def __post_init__(self) -> None:
+        if "://" in self.path:
+            kind = self.path.partition("://")[0]  # the rest may hold a password
+            raise ConfigError(
+                f"the Parquet sink was given a URL ({kind}://…), but writes to directories only, "
+                "since a slice appears by a rename; give a path, or use Delta"
+            )
         # Nodes have working directories of their own: a relative path means the driver's.
         self.path = str(Path(self.path).absolute())
 
@@ -47,27 +62,114 @@ class Parquet(StagedSink):
 
     def _staging(self) -> Path:
         """Not below the checkpoint directory: a rename needs one file system."""
-        return Path(self.path) / "_staging"
+        return Path(self.path) / OWN / "staged"
 
-    def _deliver(self, slice_no: int, files: Sequence[Path]) -> None:
-        marker, final = Path(self.path) / "_newest", Path(self.path) / f"slice={slice_no}"
-        if self._has(slice_no, read_marker(marker)):
-            return
-        if not final.exists():
+    # -- whose it is ---------------------------------------------------------------------------
+
+    def _claim(self, newest: int) -> Held:
+        found = max(self._slices(), default=0)
+        owner = self._owner()
+        if owner is None:
+            if found and not self._job.inherits:
+                self._refuse_other_job("which left no name")
+            self._refuse_behind(Held("", found), newest)
+            mine = {
+                "format": FORMAT,
+                "job": self._job.job,
+                "topology": self.home.job,
+                "checkpoint": str(self.home.root),
+                "place": uuid.uuid4().hex,
+            }
+            create_exclusive(self._owned(), json.dumps(mine).encode())
+            owner = self._owner()
+        if owner is None or owner["job"] != self._job.job:
+            name, checkpoint = (owner or {}).get("topology"), (owner or {}).get("checkpoint")
+            self._refuse_other_job(f"topology {name!r} with the checkpoint directory {checkpoint}")
+        assert owner is not None
+        # An older driver that is about to show a slice finds what it has made ready gone.
+        for ready in self._of_older(self._staging()):
+            if ready.suffix == ".ready":
+                dropped = ready.with_suffix(".dropped")
+                with explained("remove", ready):
+                    ready.rename(dropped)
+                shutil.rmtree(dropped, ignore_errors=True)
+        return Held(owner["place"], found)
+
+    def _owned(self) -> Path:
+        return Path(self.path) / OWN / "owner"
+
+    def _owner(self) -> Mapping[str, Any] | None:
+        with explained("read", self._owned()):
+            try:
+                data = self._owned().read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            found: dict[str, Any] = json.loads(data)
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']}, this version reads {FORMAT}")
+            return {k: found[k] for k in ("job", "topology", "checkpoint", "place")}
+        except (ValueError, KeyError, TypeError) as e:
+            raise StorageError(
+                f"{self._owned()} should say whose slices these are, but cannot be read ({e}); "
+                "restore it from a copy",
+                path=str(self._owned()),
+            ) from e
+
+    def _slices(self) -> Iterator[int]:
+        with explained("list", self.path):
+            entries = list(Path(self.path).iterdir()) if Path(self.path).is_dir() else []
+        for entry in entries:
+            if found := _SLICE.fullmatch(entry.name):
+                yield int(found[1])
+
+    # -- one slice -----------------------------------------------------------------------------
+
+    def _deliver(self, slice_no: int, exposure: str, files: Sequence[Path]) -> None:
+        """What is there counts only if it is these very files: a driver that had been replaced
+        without knowing it may have left others."""
+        if self._note is None and read_marker(Path(self.path) / "_newest") == slice_no:
+            return  # shown, and perhaps compacted since, before there were notes
+        final = Path(self.path) / f"slice={slice_no}"
+        named = {f"{p.stem}.parquet": p for p in files}
+        with explained("expose", final):
+            if final.is_dir() and {p.name for p in final.iterdir()} == named.keys():
+                return
             self._refuse_missing(slice_no, files)
             # Links in a directory that no task writes to: an attempt that does not count may
             # still add files beside those that do.
-            ready = files[0].parent.with_name(f"{files[0].parent.name}.ready")
-            with explained("expose", final):
-                shutil.rmtree(ready, ignore_errors=True)
-                ready.mkdir(parents=True)
-                for path in files:
-                    os.link(path, ready / f"{path.name.rsplit('.', 2)[0]}.parquet")
-                final.parent.mkdir(parents=True, exist_ok=True)
+            ready = self._staging() / f"{slice_no}-{self._run}.ready"
+            shutil.rmtree(ready, ignore_errors=True)
+            ready.mkdir(parents=True)
+            for name, path in named.items():
+                os.link(path, ready / name)
+            self._still_mine()
+            if final.exists():
+                _replace(final, ready)
+            else:
                 ready.rename(final)
-        write_marker(marker, slice_no)
 
-    def _newest(self) -> int:
-        exposed = [p.name.removeprefix("slice=") for p in Path(self.path).glob("slice=*")]
-        marked = read_marker(Path(self.path) / "_newest")
-        return max([marked, *(int(n) for n in exposed if n.isdigit())])
+    def begin(self) -> None:
+        super().begin()
+        path = Path(self.path)
+        # Of the version before; what it kept there is in the job's note.
+        self._sweep(path / "_staging")
+        if (path / "_staging").is_dir() and not any((path / "_staging").iterdir()):
+            shutil.rmtree(path / "_staging", ignore_errors=True)
+        (path / "_newest").unlink(missing_ok=True)
+        for pattern in ("._newest.*.tmp", f"{OWN}/.owner.*.tmp"):
+            for leftover in path.glob(pattern):
+                leftover.unlink(missing_ok=True)
+
+
+def _replace(final: Path, ready: Path) -> None:
+    """Readers miss the slice for a moment. If `ready` is gone, a newer driver has taken over and
+    what is there is its own."""
+    replaced = ready.with_suffix(".replaced")
+    final.rename(replaced)
+    try:
+        ready.rename(final)
+    except OSError:
+        replaced.rename(final)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -1,4 +1,9 @@
-"""A PostgreSQL table: one transaction per slice, which also records the slice's number."""
+"""A PostgreSQL table: one transaction per slice, which also records the slice's number.
+
+Beside the target, in the table `anabranch_sinks`, each sink of a job has a row for each table it
+writes to. Whoever writes a slice locks the row first: a driver that has been replaced waits until
+its successor has written down its generation, and then finds a greater one than its own.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ import pyarrow.parquet as pq
 
 from anabranch.errors import (
     AnabranchError,
+    CheckpointLockedError,
     ConfigError,
     OperatorError,
     StorageError,
@@ -32,7 +38,7 @@ from anabranch.storage.sinks.postgres_rows import (
     refuse_values,
     unfit_rows,
 )
-from anabranch.storage.sinks.staged import StagedSink
+from anabranch.storage.sinks.staged import Held, StagedSink
 
 OLDEST_SERVER = 150_000  # NULLS NOT DISTINCT; older releases are out of support
 PAUSE_S = (0.1, 2.0)  # between two attempts: the first, and the longest after doublings
@@ -41,6 +47,7 @@ CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "30000"}
 LOCK_TIMEOUT = "30s"  # of an attempt; then it counts as one that found the server away
 _LOCK = 0x616E6162  # advisory, while tables are created: CREATE … IF NOT EXISTS can collide
 _ORDER = "_anabranch_row"
+_ROW = "sink = %s AND target = %s"
 
 
 @dataclass
@@ -49,7 +56,7 @@ class Postgres(StagedSink):
 
     With `keys`, rows replace those with the same values in these columns; of several in a slice
     the last counts. The transaction also records the slice's number in the table
-    `anabranch_slices` beside the target, so a slice that is exposed again changes nothing.
+    `anabranch_sinks` beside the target, so a slice that is exposed again changes nothing.
     Tables that are not there are created. A server that is away in the middle of a run is tried
     again for as long as `retry` says before the run ends. Rows that the server refuses (a
     constraint, a value it cannot parse) end the run, or are put aside with
@@ -90,10 +97,6 @@ class Postgres(StagedSink):
     def refused(self, table: pa.Table) -> list[Refused]:
         return unfit_rows(table)
 
-    def begin(self, newest: int) -> None:
-        with self._explained("reach"):
-            super().begin(newest)
-
     def close(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(Exception):
@@ -103,19 +106,46 @@ class Postgres(StagedSink):
     def _place(self) -> str:
         return f"the PostgreSQL table {self.table}"
 
-    def _newest(self) -> int:
-        return self._recorded(self._connected())
+    # -- whose it is ---------------------------------------------------------------------------
 
-    def _recorded(self, connection: Any) -> int:
-        """Locks the row: a dead driver's transaction either ends before, or never counts."""
-        found = connection.execute(
-            self._sql("SELECT slice FROM {slices} WHERE sink = %s FOR UPDATE"), [self.home.app_id]
+    def _claim(self, newest: int) -> Held:
+        with self._explained("reach"):
+            connection = self._connected()
+            with connection.transaction():
+                held = self._held(connection)
+                self._refuse_behind(held, newest)
+                connection.execute(
+                    self._sql("UPDATE {sinks} SET generation = %s WHERE " + _ROW),
+                    [self._run, self.home.app_id, self._table_name],
+                )
+        return held
+
+    def _held(self, connection: Any) -> Held:
+        """What the row says, which stays locked: a dead driver's transaction either ends before,
+        or never counts. Refused if another job or a newer driver wrote it."""
+        job, generation, place, slice_no, exposure, checkpoint = connection.execute(
+            self._sql(
+                "SELECT job, generation, place, slice, exposure, checkpoint FROM {sinks} "
+                f"WHERE {_ROW} FOR UPDATE"
+            ),
+            [self.home.app_id, self._table_name],
         ).fetchone()
-        return found[0] if found else 0
+        if job != self._job.job:
+            self._refuse_other_job(
+                f"topology {self.home.job!r} with the checkpoint directory {checkpoint}"
+            )
+        if generation > self._run:
+            raise CheckpointLockedError(
+                f"a newer driver of this job (generation {generation}) writes to {self._place()} "
+                f"than this one (generation {self._run}), which ends; look for who started it",
+                table=self.table,
+                generation=self._run,
+            )
+        return Held(place, slice_no, exposure)
 
     # -- one slice -----------------------------------------------------------------------------
 
-    def _deliver(self, slice_no: int, files: Sequence[Path]) -> None:
+    def _deliver(self, slice_no: int, exposure: str, files: Sequence[Path]) -> None:
         """In one transaction; again, for a while, if the server is away. Whether an attempt whose
         end was not heard of has succeeded is what the recorded number says."""
         psycopg = _psycopg()
@@ -124,7 +154,7 @@ class Postgres(StagedSink):
         while True:
             try:
                 with self._explained(f"write slice {slice_no} to"):
-                    return self._write(slice_no, files)
+                    return self._write(slice_no, exposure, files)
             except StorageError as e:
                 if not isinstance(e.__cause__, psycopg.OperationalError | psycopg.InterfaceError):
                     raise
@@ -136,10 +166,10 @@ class Postgres(StagedSink):
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def _write(self, slice_no: int, files: Sequence[Path]) -> None:
+    def _write(self, slice_no: int, exposure: str, files: Sequence[Path]) -> None:
         connection = self._connected()
         with connection.transaction():
-            if self._has(slice_no, self._recorded(connection)):
+            if self._has(self._held(connection), slice_no, exposure):
                 return
             self._refuse_missing(slice_no, files)
             if self.home.puts_aside:
@@ -147,11 +177,8 @@ class Postgres(StagedSink):
             else:
                 self._insert(connection, self._batches(files))
             connection.execute(
-                self._sql(
-                    "INSERT INTO {slices} VALUES (%s, %s) ON CONFLICT (sink) DO UPDATE "
-                    "SET slice = excluded.slice"
-                ),
-                [self.home.app_id, slice_no],
+                self._sql("UPDATE {sinks} SET slice = %s, exposure = %s WHERE " + _ROW),
+                [slice_no, exposure, self.home.app_id, self._table_name],
             )
 
     def _insert(self, connection: Any, batches: Iterator[pa.RecordBatch]) -> None:
@@ -247,21 +274,11 @@ class Postgres(StagedSink):
         connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-            if not self._exists(connection, "{slices}"):
-                connection.execute(
-                    self._sql(
-                        "CREATE TABLE {slices} (sink text PRIMARY KEY, slice bigint NOT NULL)"
-                    )
-                )
-            # From the first slice on there is a row to lock.
-            connection.execute(
-                self._sql("INSERT INTO {slices} VALUES (%s, 0) ON CONFLICT DO NOTHING"),
-                [self.home.app_id],
-            )
             if self._exists(connection, "{table}"):
                 self._refuse_other_columns(connection)
             else:
                 connection.execute(self._create())
+            self._add_row(connection)
             if self.keys:
                 connection.execute(
                     self._sql(
@@ -272,6 +289,44 @@ class Postgres(StagedSink):
                 connection.execute(
                     self._sql("ALTER TABLE pg_temp.anabranch_slice ADD {order} bigserial")
                 )
+
+    def _add_row(self, connection: Any) -> None:
+        """From the first slice on there is a row to lock, whoever made it."""
+        if not self._exists(connection, "{sinks}"):
+            connection.execute(
+                self._sql(
+                    "CREATE TABLE {sinks} (sink text, target text, job text NOT NULL, "
+                    "generation bigint NOT NULL, place text NOT NULL, slice bigint NOT NULL, "
+                    "exposure text, checkpoint text NOT NULL, PRIMARY KEY (sink, target))"
+                )
+            )
+        # The table by its own name: a user may write it with its schema or without.
+        oid = self._sql("{table}").as_string(connection)
+        (self._table_name,) = connection.execute(
+            "SELECT nspname || '.' || relname FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = relnamespace WHERE c.oid = to_regclass(%s)",
+            [oid],
+        ).fetchone()
+        slice_no = self._inherited(connection)
+        connection.execute(
+            self._sql(
+                "INSERT INTO {sinks} VALUES (%s, %s, %s, 0, gen_random_uuid(), %s, %s, %s) "
+                "ON CONFLICT DO NOTHING"
+            ),
+            [
+                *(self.home.app_id, self._table_name, self._job.job, slice_no),
+                *(None if slice_no else "", str(self.home.root)),
+            ],
+        )
+
+    def _inherited(self, connection: Any) -> int:
+        """The newest slice as it was recorded before jobs had identities."""
+        if not self._job.inherits or not self._exists(connection, "{slices}"):
+            return 0
+        found = connection.execute(
+            self._sql("SELECT slice FROM {slices} WHERE sink = %s"), [self.home.app_id]
+        ).fetchone()
+        return found[0] if found else 0
 
     def _create(self) -> Any:
         sql = _psycopg().sql
@@ -345,6 +400,7 @@ class Postgres(StagedSink):
 
         return sql.SQL(text).format(
             table=sql.Identifier(*path),
+            sinks=sql.Identifier(*path[:-1], "anabranch_sinks"),
             slices=sql.Identifier(*path[:-1], "anabranch_slices"),
             columns=names(self._schema.names),
             keys=names(self.keys),
