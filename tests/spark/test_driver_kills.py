@@ -87,7 +87,7 @@ class Files:
         number, generation = newest["number"], head["generation"]
         following = f"{number + 1:012d}-{generation}"
         logged = any((self.root / "ck" / "source-log").glob(f"{following}-*/[0-9]*.log"))
-        staged = any(self.root.glob(f"*/_staging/{following}"))
+        staged = any(self.root.glob(f"*/.anabranch/staged/{number + 1}-{generation}"))
         exposed = all((self.root / s / f"slice={number}").exists() for s in newest["staged"])
         cut = head["cut"]["slice"] if head["cut"] else 0
         sealed = (self.root / "ck" / "checkpoints").glob("*/*/*.ckpt")

@@ -62,7 +62,7 @@ def test_recount(
 
 def test_rows_staged_but_not_exposed_are_not_output(tmp_path: Path) -> None:
     write_input(tmp_path / "in", INPUT)
-    write_output(tmp_path / "out" / "_staging", 7, RIGHT)
+    write_output(tmp_path / "out" / ".anabranch", 7, RIGHT)
     assert recount(tmp_path / "in", tmp_path / "out", WINDOW_US).lost == 4
 
 

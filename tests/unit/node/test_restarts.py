@@ -129,7 +129,7 @@ def test_a_new_directory_over_old_output_is_refused(tmp_path: Path) -> None:
     run = LocalRun(parquet(tmp_path), tmp_path / "a")
     run.feed(batch(0))
     run.kill()
-    with pytest.raises(ConfigError, match="holds slice 1 of another job"):
+    with pytest.raises(ConfigError, match="belongs to another job"):
         LocalRun(parquet(tmp_path), tmp_path / "b")
     LocalRun(parquet(tmp_path), tmp_path / "a").feed(batch(1))
 
