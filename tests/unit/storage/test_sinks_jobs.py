@@ -250,7 +250,9 @@ def test_a_driver_that_was_replaced_shows_nothing_more(make: type[Kind], tmp_pat
     late = drivers.stage(old, 2)
     new = drivers.driver(1, known)
     # Where the target does not say so itself, files that are gone do; the driver tells why.
-    with pytest.raises((CheckpointLockedError, StorageError), match=r"generation 2|lost its staged"):
+    with pytest.raises(
+        (CheckpointLockedError, StorageError), match=r"generation 2|lost its staged"
+    ):
         old.expose(2, late, [])
     new.expose(2, drivers.stage(new, 2), [])
     with pytest.raises((CheckpointLockedError, ConfigError, StorageError)):
