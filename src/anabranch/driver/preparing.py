@@ -72,15 +72,17 @@ def prepare(
     outputs, inputs = infer_schemas(plan.topology, schemas, parts.sinks)
     _check_event_times(parts.event_times, outputs)
     _check_paths(parts.sinks)
-    root = config.checkpoint.absolute()
+    root, place = config.checkpoint.absolute(), config.checkpoints
     fingerprinted = fingerprint(plan, inputs)
+    identity = identify(root)  # the first thing written: all refusals come before
     spec = JobSpec(
         name=plan.topology.name,
-        identity=identify(root),  # the first thing written: all refusals come before
+        identity=identity,
         programs=build_programs(plan, outputs, inputs),
         sinks=parts.sinks,
         root=str(root),
-        checkpoints=config.checkpoints,
+        # At a store, jobs that were given the same URL write beside each other.
+        checkpoints=f"{place}/{identity.job}" if checkpoint_store.is_url(place) else place,
         key_groups=plan.topology.key_groups,
         max_rows_per_slice=config.max_rows_per_slice,
         event_times=parts.event_times,

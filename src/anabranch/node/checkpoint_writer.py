@@ -70,6 +70,7 @@ class CheckpointWriter:
         run: int,
         root: str,
         place: str,
+        job: str,
         partition: PartitionId,
         slice_no: int,
         epoch: int,
@@ -80,7 +81,7 @@ class CheckpointWriter:
         name = checkpoint_name(partition, slice_no, epoch, place)
         failure = None
         try:
-            size = write_checkpoint(Path(root), name, partition, slice_no, epoch, full, states)
+            size = write_checkpoint(Path(root), name, job, partition, slice_no, epoch, full, states)
         except Exception as e:
             message = e.message if isinstance(e, AnabranchError) else repr(e)
             failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")

@@ -492,7 +492,8 @@ class Host:
         one waits for it."""
         assert self._job is not None
         assert self._mapping is not None
-        place, number = (self._job.root, self._job.checkpoints), plan.number
+        place = (self._job.root, self._job.checkpoints, self._job.identity.job)
+        number = plan.number
         copies = self._mapping.copied_by(self._node)
         write = self._writer.write if plan.waits else self._writer.submit
         for p in self._partitions.values():

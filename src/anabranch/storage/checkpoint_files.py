@@ -3,11 +3,11 @@
     ANBRCKP2 | header | piece | piece | …
 
 Header and pieces are each a length (8 bytes), a CRC-32 (4 bytes), both big endian, and as many
-bytes. The header (JSON) names the partition, slice and epoch and, for every piece, whose it is;
+bytes. The header (JSON) names job, partition, slice and epoch and, for every piece, whose it is;
 pieces are Arrow IPC streams of some 16 MB. They are written as they are made and read one by one:
 neither side has a whole table twice, and who reads a part of the key groups has the rest of one
-piece at most. A file that is short or whose CRCs do not match is refused with a StorageError, so
-that the caller can fall back on the cut before.
+piece at most. A file that is short, whose CRCs do not match or that is another one than its name
+says is refused with a StorageError, so that the caller can fall back on the cut before.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from anabranch.errors import StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.operators.base import DELETED
 from anabranch.storage import checkpoint_store
+from anabranch.storage.identity import find_identity
 
 MAGIC = b"ANBRCKP2"
 PIECE_BYTES = 16 << 20
 FRAME_BYTES = 12  # of length and CRC
+
+
+class AnotherFileError(ValueError):
+    """A file is whole, but of another job, partition or slice than its name says."""
 
 
 def encode_table(table: pa.Table) -> pa.Buffer:
@@ -126,6 +131,7 @@ def checkpoint_name(
 def write_checkpoint(
     root: Path,
     name: str,
+    job: str,
     partition: PartitionId,
     slice_no: int,
     epoch: int,
@@ -141,6 +147,7 @@ def write_checkpoint(
         for piece in _pieces(table)
     ]
     header = {
+        "job": job,
         "chain": partition.chain,
         "index": partition.index,
         "slice": slice_no,
@@ -176,7 +183,7 @@ def read_checkpoint(
 def _read_pieces(root: Path, name: str) -> Iterator[tuple[str, int, pa.Table]]:
     """What goes wrong in whoever takes them is not the file's fault."""
     with _refused(root, name), checkpoint_store.opened(root, name) as file:
-        for operator, number in decode_header(MAGIC, file)["pieces"]:
+        for operator, number in _pieces_of(root, name, file):
             data = _read_frame(file, f"the state of {operator!r}")
             yield operator, number, decode_table(data)
 
@@ -185,11 +192,27 @@ def piece_bytes(root: Path, name: str) -> dict[str, int]:
     """Per operator the bytes of its pieces, which are skipped."""
     sizes: dict[str, int] = {}
     with _refused(root, name), checkpoint_store.opened(root, name) as file:
-        for operator, _ in decode_header(MAGIC, file)["pieces"]:
+        for operator, _ in _pieces_of(root, name, file):
             size, _ = _read_frame_start(file, f"the state of {operator!r}")
             file.seek(size, io.SEEK_CUR)
             sizes[operator] = sizes.get(operator, 0) + size
     return sizes
+
+
+def _pieces_of(root: Path, name: str, file: BinaryIO) -> list[tuple[str, int]]:
+    """From the header, which must be that of the file asked for: somebody may have put another
+    one in its place. Before jobs had identities, none was in it."""
+    header = decode_header(MAGIC, file)
+    chain, index, of = name.rsplit("/", 2)[-3:]
+    slice_no, epoch = of.removesuffix(".ckpt").split("-")
+    asked = (chain.rpartition("/")[2], int(index), int(slice_no), int(epoch))
+    found = tuple(header[key] for key in ("chain", "index", "slice", "epoch"))
+    if found != asked:
+        raise AnotherFileError("it is slice {2} of {0}/{1}, epoch {3}".format(*found))
+    mine = find_identity(root)
+    if mine is not None and header.get("job", mine.job) != mine.job:
+        raise AnotherFileError(f"it is another job's, {header['job']}, and this one is {mine.job}")
+    return [(operator, number) for operator, number in header["pieces"]]
 
 
 @contextlib.contextmanager
@@ -198,4 +221,5 @@ def _refused(root: Path, name: str) -> Iterator[None]:
         yield
     except checkpoint_store.DAMAGE as e:
         where = name if checkpoint_store.is_url(name) else str(root / name)
-        raise StorageError(f"the checkpoint {where} is damaged: {e}", path=where) from e
+        what = "is not the one asked for" if isinstance(e, AnotherFileError) else "is damaged"
+        raise StorageError(f"the checkpoint {where} {what}: {e}", path=where) from e

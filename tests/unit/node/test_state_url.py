@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_run import LocalRun
@@ -12,9 +14,11 @@ from test_restarts import batch
 
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError
+from anabranch.spark import driver
 from anabranch.storage import checkpoint_store
 from anabranch.storage.checkpoint_files import read_checkpoint
 from anabranch.storage.checkpoint_store import LOCAL, check_url
+from anabranch.storage.identity import identify
 from anabranch.storage.state_reader import inspect
 
 fsspec = pytest.importorskip("fsspec")
@@ -40,19 +44,56 @@ def fed(
     return run
 
 
+def stored(root: Path, url: str) -> list[str]:
+    """The job's own files."""
+    return checkpoint_store.names(root, f"{url}/{identify(root).job}")
+
+
+def test_two_jobs_with_one_url_keep_their_state_apart(tmp_path: Path, url: str) -> None:
+    """Files of the same chain, partition, slice and epoch: before, the later job's were read."""
+    jobs = [Comparison(_simple()), Comparison(_simple())]
+    for first in (0, 2):
+        for number, comparison in enumerate(jobs):
+            rows = range(first + 100 * number, first + 100 * number + 2)
+            fed(comparison, tmp_path / str(number), url, rows).stop()
+    one, two = (
+        {n.split("/", n.count("/") - 2)[-1] for n in stored(tmp_path / d, url)} for d in "01"
+    )
+    assert one & two
+
+
+def test_files_of_a_store_from_before_are_still_read(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie right below the URL."""
+    comparison, root, real = Comparison(_simple()), tmp_path / "job", driver.prepare
+
+    def before(*args: Any) -> Any:
+        prepared = real(*args)
+        return replace(prepared, spec=replace(prepared.spec, checkpoints=url))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "prepare", before)
+        fed(comparison, root, url, range(3)).stop()
+    assert checkpoint_store.names(root, url)
+    assert not stored(root, url)
+    fed(comparison, root, url, range(3, 5)).stop()
+    assert stored(root, url)
+
+
 def test_restarts_and_trimming(tmp_path: Path, url: str) -> None:
     comparison = Comparison(_simple())
     root = tmp_path / "job"
     fed(comparison, root, url, range(6)).stop()
     assert not (root / LOCAL).exists()
-    names = checkpoint_store.names(root, url)
+    names = stored(root, url)
     assert names
     assert all(n.startswith(url + "/") for n in names)
     cut = inspect(root).operators  # the state reader finds them, too
     assert sum(o.rows for o in cut) > 0
     fed(comparison, root, url, range(6, 9)).kill()
     fed(comparison, root, url, range(9, 30)).stop()
-    slices = {n.rpartition("/")[2].partition("-")[0] for n in checkpoint_store.names(root, url)}
+    slices = {n.rpartition("/")[2].partition("-")[0] for n in stored(root, url)}
     assert len(slices) < 15  # of thirty that were sealed
 
 
@@ -98,7 +139,7 @@ def test_a_damaged_newest_file_is_skipped(tmp_path: Path, url: str) -> None:
     comparison = Comparison(_simple())
     root = tmp_path / "job"
     fed(comparison, root, url, range(5)).kill()
-    names = sorted(checkpoint_store.names(root, url), key=lambda n: n.rpartition("/")[2])
+    names = sorted(stored(root, url), key=lambda n: n.rpartition("/")[2])
     system, path = fsspec.core.url_to_fs(names[-1])
     system.pipe_file(path, system.cat_file(path)[:-3])
     fed(comparison, root, url, range(5, 7)).stop()

@@ -23,9 +23,11 @@ from anabranch.storage.checkpoint_files import (
     write_checkpoint,
 )
 from anabranch.storage.files import write_atomic
+from anabranch.storage.identity import identify
 from anabranch.storage.journal import DirectoryLock, Head, Journal, _line
 from anabranch.storage.source_log import log_path, read_log, trim, write_log
 
+JOB = "5eed"
 TABLE = pa.table({"k": [1, None, 3], "s": ["a", "bb", None]})
 
 
@@ -177,7 +179,7 @@ def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(
     partition = PartitionId("c", 1)
     name = checkpoint_name(partition, 7, 2)
     states = {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]}
-    write_checkpoint(tmp_path, name, partition, 7, 2, False, states)
+    write_checkpoint(tmp_path, name, JOB, partition, 7, 2, False, states)
     found = read_checkpoint(tmp_path, name)
     assert [t.equals(TABLE) for t in found["a"]] == [True, True]
     assert [t.equals(TABLE.slice(0, 0)) for t in found["b"]] == [True]
@@ -198,14 +200,51 @@ def test_a_full_checkpoint_leaves_out_what_is_deleted(
     table = pa.table({"_deleted": [False, True, True, False], "k": [1, 2, 3, 4]})
     for full, kept in ((True, [1, 4]), (False, [1, 2, 3, 4])):
         name = checkpoint_name(partition, 7, int(full))
-        write_checkpoint(tmp_path, name, partition, 7, int(full), full, {"a": [table]})
+        write_checkpoint(tmp_path, name, JOB, partition, 7, int(full), full, {"a": [table]})
         (found,) = read_checkpoint(tmp_path, name)["a"]
         assert found["k"].to_pylist() == kept
 
 
+@pytest.mark.parametrize(
+    ("job", "chain", "index", "slice_no", "epoch", "why"),
+    [
+        (JOB, "d", 1, 7, 2, "it is slice 7 of d/1, epoch 2"),
+        (JOB, "c", 2, 7, 2, "it is slice 7 of c/2, epoch 2"),
+        (JOB, "c", 1, 8, 2, "it is slice 8 of c/1, epoch 2"),
+        (JOB, "c", 1, 7, 3, "it is slice 7 of c/1, epoch 3"),
+        ("f0e", "c", 1, 7, 2, "it is another job's, f0e, and this one is 5eed"),
+    ],
+)
+def test_a_checkpoint_of_another_job_partition_or_slice_is_refused(
+    tmp_path: Path, job: str, chain: str, index: int, slice_no: int, epoch: int, why: str
+) -> None:
+    (tmp_path / "identity").write_text(f'{{"format": 1, "job": "{JOB}", "inherits": false}}')
+    name = checkpoint_name(PartitionId("c", 1), 7, 2)
+    partition = PartitionId(chain, index)
+    write_checkpoint(tmp_path, name, job, partition, slice_no, epoch, False, {"a": [TABLE]})
+    for read in (read_checkpoint, piece_bytes):
+        with pytest.raises(StorageError, match=f"is not the one asked for: {why}"):
+            read(tmp_path, name)
+
+
+def test_a_checkpoint_from_before_there_were_identities_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = checkpoint_files.encode_header
+
+    def without_job(magic: bytes, header: dict[str, Any]) -> list[Any]:
+        return encode(magic, {k: v for k, v in header.items() if k != "job"})
+
+    monkeypatch.setattr(checkpoint_files, "encode_header", without_job)
+    name = checkpoint_name(PartitionId("c", 1), 7, 2)
+    write_checkpoint(tmp_path, name, JOB, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]})
+    identify(tmp_path)
+    assert read_checkpoint(tmp_path, name)["a"][0].equals(TABLE)
+
+
 def test_an_error_of_who_reads_a_checkpoint_is_not_the_files(tmp_path: Path) -> None:
     name = checkpoint_name(PartitionId("c", 1), 7, 2)
-    write_checkpoint(tmp_path, name, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]})
+    write_checkpoint(tmp_path, name, JOB, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]})
 
     def wanted(_: pa.Table) -> pa.Table:
         raise ValueError("a mistake")
