@@ -72,7 +72,7 @@ class SliceLedger:
         self._watermark.look(rows, plan.processing_ms, anew=plan.feed is not Feed.LOG)
         self._watermark.observe(_latest_times(sources.values()), chunks_left == 0)
         staged = {(s.sink, s.writer): s for r in reports for s in r.staged}
-        ordered = tuple(staged[k] for k in sorted(staged))
+        ordered = tuple(sorted(staged.values(), key=_place))
         files: dict[str, list[str]] = {}
         for out in ordered:
             if out.path is not None:
@@ -135,6 +135,14 @@ class SliceLedger:
                         slice=plan.number,
                     )
         return None
+
+
+def _place(staged: Staged) -> tuple[str, str, int]:
+    """Of a writer's rows among those of a slice: source-2 comes before source-10."""
+    kind, _, number = staged.writer.rpartition("-")
+    if not number.isdecimal():
+        kind, number = staged.writer, "0"
+    return staged.sink, kind, int(number)
 
 
 def _latest_times(sources: Iterable[SourceReport]) -> dict[str, int]:
