@@ -88,11 +88,40 @@ def test_output_of_another_job(spark: SparkSession, written: Path, tmp_path: Pat
         topology(data(written), written / "out").start(spark, checkpoint=tmp_path / "new")
 
 
-def test_half_a_checkpoint_directory(spark: SparkSession, written: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("rm -r offsets commits", "ends with batch 0, but Spark's offsets are gone"),
+        ("touch offsets/1 commits/1", "ends with batch 0, but Spark has committed batch 1"),
+        ("touch offsets/1 offsets/2", "ends with batch 0, but Spark's offsets go on to batch 2"),
+    ],
+)
+def test_a_journal_and_offsets_that_do_not_belong_together(
+    spark: SparkSession, written: Path, tmp_path: Path, damage: str, words: str
+) -> None:
     subprocess.run(["cp", "-r", written / "ck", tmp_path / "ck"], check=True)
-    subprocess.run(["rm", "-r", tmp_path / "ck" / "spark"], check=True)
-    with pytest.raises(StorageError, match=r"Spark's offsets .* are gone"):
+    subprocess.run(damage.split(), cwd=tmp_path / "ck" / "spark", check=True)
+    with pytest.raises(StorageError, match=words):
         topology(data(written), written / "out").start(spark, checkpoint=tmp_path / "ck")
+
+
+def test_a_directory_of_this_machine_beside_another_default_file_system(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Also one that was begun before, and whose name has what a URI would escape."""
+    numbers(tmp_path / "in", files=1, rows=30)
+    made = topology(stream(Path(f"file:{tmp_path / 'in'}"), "k long, v long"), tmp_path / "out")
+    run_to_end(made, spark, tmp_path / "a name %41")
+    numbers(tmp_path / "in", files=1, rows=30, start=1)
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    before = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.defaultFS", "hdfs://127.0.0.1:1")
+    try:
+        run_to_end(made, spark, tmp_path / "a name %41")
+    finally:
+        hadoop.set("fs.defaultFS", before)
+    totals = final_values(read_output(tmp_path / "out"))
+    assert sum(r["total"] for r in totals.values()) == sum(range(60))
 
 
 def test_a_copied_checkpoint_directory_goes_on(

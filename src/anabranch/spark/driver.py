@@ -46,6 +46,7 @@ from anabranch.spark.sources import arrow_schema, open_sources, unite
 from anabranch.spark.waves import WaveRunner, first_line
 from anabranch.storage.journal import DirectoryLock
 from anabranch.storage.sinks import Home
+from anabranch.storage.spark_offsets import misfit, newest_number
 
 log = logging.getLogger("anabranch")
 
@@ -137,6 +138,7 @@ class JobDriver:
 
     def _connect(self) -> tuple[Waves, tuple[NodeId, ...]]:
         """Warm every executor of the session: they are the nodes."""
+        self._check_offsets()
         ship_package(self._spark)
         check_executors(self._spark)
         timeout_s = self._config.node_timeout_ms / 1000
@@ -156,7 +158,6 @@ class JobDriver:
         return runner, watch.ready
 
     def _begin_reading(self) -> None:
-        self._check_offsets()
         trigger: dict[str, Any] = (
             {"availableNow": True}
             if self._config.available_now
@@ -164,7 +165,8 @@ class JobDriver:
         )
         writer = (
             self._stream.writeStream.foreachBatch(self._on_batch)
-            .option("checkpointLocation", str(self._root / "spark"))
+            # Spark's default file system may be another one. Hadoop decodes no escapes in a path.
+            .option("checkpointLocation", f"file://{self._root}/spark")
             .queryName(self._parts.plan.topology.name)
             .trigger(**trigger)
         )
@@ -177,23 +179,19 @@ class JobDriver:
             threading.Thread(target=self._tick, name="anabranch-tick", daemon=True).start()
 
     def _check_offsets(self) -> None:
-        """The journal and Spark's offsets are one checkpoint: with only one of them left, rows
-        would be skipped or read again without a word."""
-        spark = self._root / "spark"
-        newest = self.controller.newest
-        batch = newest.batch if newest else None
-        lost = None
-        if batch is not None and not (spark / "offsets").is_dir():
-            lost = f"the journal ends with batch {batch}, but Spark's offsets ({spark}) are gone"
-        if (
-            batch is None
-            and (spark / "commits").is_dir()
-            and any((spark / "commits").glob("[0-9]*"))
-        ):
-            lost = f"Spark's offsets ({spark}) are there, but the journal of the slices is gone"
-        if lost is not None:
+        """The journal and Spark's offsets are one checkpoint, or rows would be skipped or read
+        again without a word."""
+        spark, newest = self._root / "spark", self.controller.newest
+        wrong = misfit(
+            newest.batch if newest else None,
+            newest is None or newest.batch_end,
+            newest_number(spark / "offsets"),
+            newest_number(spark / "commits"),
+        )
+        if wrong is not None:
             raise StorageError(
-                f"{lost}; restore the directory from a copy, or start with a new checkpoint "
+                f"{wrong} ({spark}): the directory is not one that a job has left; restore it from "
+                "a copy that was made while no job ran on it, or start with a new checkpoint "
                 "directory",
                 path=str(self._root),
             )
