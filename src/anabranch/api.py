@@ -26,7 +26,7 @@ from anabranch.control.strategies import STRATEGIES
 from anabranch.errors import AnabranchError, ConfigError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.model.plan import Plan, compile_plan
-from anabranch.model.topology import DEFAULT_KEY_GROUPS, Kind, Operator
+from anabranch.model.topology import DEFAULT_KEY_GROUPS, Hold, Kind, Operator
 from anabranch.model.topology import Topology as Graph
 from anabranch.operators.aggregates import Aggregate, KeyedAggregate
 from anabranch.operators.base import LateRows
@@ -41,7 +41,7 @@ from anabranch.operators.sessions import Session, SessionAggregate
 from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
 from anabranch.operators.ttl import Ttl
-from anabranch.operators.windows import Window, WindowedAggregate
+from anabranch.operators.windows import WINDOW_END, WINDOW_START, Window, WindowedAggregate
 from anabranch.storage.checkpoint_store import LOCAL, check_url
 from anabranch.storage.sinks import Sink
 
@@ -356,10 +356,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows that flow; every method adds an operator and returns the stream it makes."""
+    """Rows that flow; every method adds an operator and returns the stream it makes.
+
+    Rows are final, or updates: an operator named `updated_by` shows a key again whenever its
+    result changes. What would take every update for another row refuses them.
+    """
 
     topology: Topology
     producers: tuple[str, ...]
+    updated_by: str | None = None
 
     def filter(
         self, name: str, predicate: Any, *, deterministic: bool = True, on_error: str = "fail"
@@ -423,7 +428,8 @@ class Stream:
     def union(self, *others: Stream) -> Stream:
         """The rows of several streams with the same columns."""
         streams = (self, *others)
-        return Stream(self.topology, tuple(p for s in streams for p in s.producers))
+        updated_by = next((s.updated_by for s in streams if s.updated_by is not None), None)
+        return Stream(self.topology, tuple(p for s in streams for p in s.producers), updated_by)
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Name the key: rows with the same key meet in the same partition, in order.
@@ -459,7 +465,7 @@ class Stream:
                 operator=name,
             )
         self.topology._replace(replace(operator, precombine=False))
-        return self._stateless(name, LateRows())
+        return replace(self._stateless(name, LateRows()), updated_by=None)
 
     def to(self, name: str, sink: Sink, *, on_error: str = "fail") -> None:
         """End the stream in a sink. `on_error` as for a source, for rows that a PostgreSQL sink
@@ -489,9 +495,10 @@ class Stream:
                 keeps_columns=bool(kernel.keeps_columns),
                 deterministic=deterministic,
                 puts_aside=_puts_aside(name, on_error),
+                gives_late=isinstance(kernel, LateRows),
             )
         )
-        return Stream(self.topology, (name,))
+        return Stream(self.topology, (name,), self.updated_by)
 
 
 @dataclass(frozen=True)
@@ -511,13 +518,17 @@ class KeyedStream:
         precombine: bool = True,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Running aggregates per key; after a slice, the new values of the keys it touched.
+        """Running aggregates per key; after a slice, the new values of the keys it touched: rows
+        that are updates, which only stateless operators, `process` and sinks take.
 
         With `ttl`, a key is forgotten that no row has touched for that long: by the event-time
         column `time` and the watermark or, without `time`, by processing time.
         """
+        self._refuse_updates(name)
         kernel = KeyedAggregate(self.keys, aggregates, Ttl.of(ttl, time))
-        return self._keyed(name, kernel, (self.stream.producers,), parallelism, precombine)
+        ports = (self.stream.producers,)
+        results = self._keyed(name, kernel, ports, parallelism, precombine, time=time)
+        return replace(results, updated_by=name)
 
     def window(
         self, window: Window | Session, *, time: str, lateness: Duration = "0s"
@@ -539,8 +550,9 @@ class KeyedStream:
         between; what is older than the watermark needs is forgotten. Without, keys are remembered
         for ever.
         """
+        self._refuse_updates(name)
         kernel = Deduplicate(self.keys, time, None if within is None else parse_duration(within))
-        return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
+        return self._keyed(name, kernel, (self.stream.producers,), parallelism, time=time)
 
     def top_k(
         self,
@@ -555,9 +567,54 @@ class KeyedStream:
     ) -> Stream:
         """Per key the k rows with the largest value of `by` (the smallest, if not `descending`),
         ties by first arrival; after a slice, the new ranking (`rank` from 1) of keys whose ranking
-        it changed. `ttl` and `time` as for `aggregate`."""
-        kernel = TopK(self.keys, k, by, descending, Ttl.of(ttl, time))
-        return self._keyed(name, kernel, (self.stream.producers,), parallelism, True)
+        it changed: rows that are updates. `ttl` and `time` as for `aggregate`.
+
+        Keyed by the `window_end` (or `window_start`) of windowed results, a ranking is final:
+        it is shown once, when no more rows of its window can come, and then forgotten."""
+        self._refuse_updates(name)
+        ports = (self.stream.producers,)
+        closing = self._closing_column()
+        if closing is None:
+            kernel = TopK(self.keys, k, by, descending, Ttl.of(ttl, time))
+            rankings = self._keyed(name, kernel, ports, parallelism, time=time)
+            return replace(rankings, updated_by=name)
+        if ttl is not None or time is not None:
+            raise TopologyError(
+                f"operator {name!r} ranks by window, so its rankings end with their windows; leave "
+                "ttl= and time= out",
+                operator=name,
+            )
+        final = TopK.final(self.keys, k, by, descending, closing)
+        return self._keyed(name, final, ports, parallelism, time=closing, holds=final.holds)
+
+    def _closing_column(self) -> str | None:
+        """The column of the key that says in which of the windows above a row is, if one does."""
+        producers = self.stream.producers
+        for column in (WINDOW_END, WINDOW_START):
+            if column in self.keys and all(self._comes_by_window(p, column) for p in producers):
+                return column
+        return None
+
+    def _comes_by_window(self, name: str, column: str) -> bool:
+        op = self.stream.topology._named(name)
+        if op.holds:
+            windowed = isinstance(op.kernel, WindowedAggregate | SessionAggregate | TopK)
+            return windowed and any(c in (column, None) for c, _ in op.holds)
+        if op.kind is Kind.SOURCE or op.gives_late or not op.keeps_columns:
+            return False
+        return all(self._comes_by_window(p, column) for p in op.producers)
+
+    def _refuse_updates(self, name: str) -> None:
+        shown = self.stream.updated_by
+        if shown is not None:
+            raise TopologyError(
+                f"operator {name!r} would take every update for another row: {shown!r} shows a key "
+                f"again whenever its result changes. Aggregate by window in {shown!r}, so that "
+                "each result comes once and is final (.window(...).aggregate(...)), or keep the "
+                "newest row of every key in a function of your own (.process(...))",
+                operator=name,
+                updated_by=shown,
+            )
 
     def process(
         self,
@@ -566,6 +623,7 @@ class KeyedStream:
         *,
         time: str | None = None,
         ttl: Duration | None = None,
+        watermark: Duration = "0s",
         parallelism: int | None = None,
         deterministic: bool = True,
         on_error: str = "fail",
@@ -573,7 +631,9 @@ class KeyedStream:
         """State and timers of your own: a `SliceFunction` or, row by row and slower, a
         `RowFunction`.
 
-        `time` names the event-time column; event timers have its type. With `ttl`, a key is
+        `time` names the event-time column; event timers have its type. What a function emits for
+        an event timer may lie up to `watermark` before it: operators behind go by event time as
+        they do behind a source. With `ttl`, a key is
         forgotten, with its timers, that no row has touched for that long: by `time` and the
         watermark or, without `time`, by processing time.
 
@@ -589,9 +649,18 @@ class KeyedStream:
             )
         lives = None if ttl is None else Ttl.of(ttl, time)
         kernel = KeyedProcess(self.keys, function, state_fields(function), time, lives)
-        ports = (self.stream.producers,)
-        puts_aside = _puts_aside(name, on_error)
-        return self._keyed(name, kernel, ports, parallelism, True, deterministic, puts_aside)
+        # A timer may be set to the watermark itself, and comes in the slice after.
+        hold = Hold(1 + microseconds(parse_duration(watermark)))
+        return self._keyed(
+            name,
+            kernel,
+            (self.stream.producers,),
+            parallelism,
+            deterministic=deterministic,
+            puts_aside=_puts_aside(name, on_error),
+            time=time,
+            holds=((None, hold),),
+        )
 
     def join_windows(
         self,
@@ -614,9 +683,11 @@ class KeyedStream:
                 "key both by the same columns",
                 operator=name,
             )
+        self._refuse_updates(name)
+        other._refuse_updates(name)
         kernel = WindowJoin(self.keys, tuple(left), tuple(right), parse_duration(retain))
         ports = (self.stream.producers, other.stream.producers)
-        return self._keyed(name, kernel, ports, parallelism, True)
+        return self._keyed(name, kernel, ports, parallelism, time=WINDOW_END)
 
     def _keyed(
         self,
@@ -624,9 +695,11 @@ class KeyedStream:
         kernel: Any,
         ports: tuple[tuple[str, ...], ...],
         parallelism: int | None,
-        precombine: bool,
+        precombine: bool = True,
         deterministic: bool = True,
         puts_aside: bool = False,
+        time: str | None = None,
+        holds: tuple[tuple[str | None, Hold], ...] = (),
     ) -> Stream:
         topology = self.stream.topology
         topology._add(
@@ -637,9 +710,12 @@ class KeyedStream:
                 kernel,
                 keys=self.keys,
                 parallelism=topology._parallelism if parallelism is None else parallelism,
+                keeps_columns=isinstance(kernel, Deduplicate | TopK | WindowJoin),
                 precombine=precombine,
                 deterministic=deterministic,
                 puts_aside=puts_aside,
+                time=time,
+                holds=holds,
             )
         )
         return Stream(topology, (name,))
@@ -663,6 +739,7 @@ class WindowedStream:
         **aggregates: Aggregate,
     ) -> Stream:
         """One row per key and window, once the watermark has passed the window's end."""
+        self.keyed._refuse_updates(name)
         keys, time, lateness = self.keyed.keys, self.time, self.lateness
         kernel: SessionAggregate | WindowedAggregate
         if isinstance(self.window, Session):
@@ -670,7 +747,9 @@ class WindowedStream:
         else:
             kernel = WindowedAggregate(keys, time, self.window, aggregates, lateness)
         ports = (self.keyed.stream.producers,)
-        return self.keyed._keyed(name, kernel, ports, parallelism, precombine)
+        return self.keyed._keyed(
+            name, kernel, ports, parallelism, precombine, time=time, holds=kernel.holds
+        )
 
 
 def describe(topology: Topology) -> str:

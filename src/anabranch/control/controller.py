@@ -146,7 +146,9 @@ class Controller:
         self._past = past
         self._generation = past.generation
         self._checkpoints = CheckpointLedger(config.checkpoint_interval_ms, past.cut, past.previous)
-        self._slices = SliceLedger(config.watermark_delays_us, past.slices, config.idle_timeouts_ms)
+        self._slices = SliceLedger(
+            config.watermark_delays_us, past.slices, config.idle_timeouts_ms, plan.clocks
+        )
         self._nodes: list[NodeId] = []
         self._hosts: dict[NodeId, str] = {}
         self._epochs = dict(past.epochs)  # every one ever given out: none comes again
@@ -653,6 +655,9 @@ class Controller:
         if self._stop_asked:
             self.phase = Phase.STOPPING
             return self._stop_step(now_ms)
+        if newest and newest.feed == Feed.NONE.value and self._slices.time_has_moved:
+            # Nothing comes: time need not wait for the next look to reach the last operator.
+            return self._start(Feed.NONE, None, 0, now_ms)
         return []
 
     def _on_idle(self, now_ms: int) -> list[Command]:
@@ -694,7 +699,7 @@ class Controller:
             return [PollNodes()]
         if newest is not None and (self._uncut or self._slices.time_has_moved):
             when = now_ms if now_ms is not None else newest.processing_ms
-            return self._start(Feed.NONE, None, 0, when, seal=True)
+            return self._start(Feed.NONE, None, 0, when, seal=self._slices.time_will_rest)
         self.phase = Phase.ENDED
         return [FinishRun()]
 
@@ -710,6 +715,7 @@ class Controller:
                 batch=batch,
                 source_tasks=source_tasks,
                 watermark_us=self._slices.watermark_us,
+                watermarks=self._slices.watermarks,
                 processing_ms=now_ms,
                 mapping=0,
                 seal=self._shall_seal(now_ms, seal) and not self._checkpoints.in_flight,

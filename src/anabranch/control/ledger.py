@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
+from dataclasses import replace
 
-from anabranch.control.watermark import WatermarkTracker
+from anabranch.control.watermark import OperatorClocks, WatermarkTracker
 from anabranch.errors import AnabranchError, InvariantError, StorageError
+from anabranch.model.progress import Clocks
 from anabranch.model.reports import NodeReport, SourceReport, Staged
 from anabranch.model.slices import Feed, SlicePlan, SliceRecord
 
@@ -19,8 +21,10 @@ class SliceLedger:
         delays_us: MappingOf[str, int],
         past: Iterable[SliceRecord],
         idle_ms: MappingOf[str, int] | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
         self.records: list[SliceRecord] = list(past)
+        self._clocks = OperatorClocks(clocks or {})
         self._watermark = WatermarkTracker(delays_us, idle_ms)
         for record in self.records:
             self._watermark.resume(record.watermark_us, record.quiet_ms)
@@ -39,9 +43,28 @@ class SliceLedger:
         return self._watermark.watermark_us
 
     @property
+    def watermarks(self) -> dict[str, int | None]:
+        """Of the next slice: those of operators that do not go by the sources' watermark."""
+        return self._clocks.next(self.watermark_us, self.newest)
+
+    @property
     def time_has_moved(self) -> bool:
-        """Has the newest slice made a watermark that no slice has used yet?"""
-        return self.newest is not None and self.newest.watermark_us != self.watermark_us
+        """Is there a watermark, of the sources or of an operator, that no slice has used yet?"""
+        newest = self.newest
+        if newest is None:
+            return False
+        return newest.watermark_us != self.watermark_us or (newest.watermarks or {}) != (
+            self.watermarks
+        )
+
+    @property
+    def time_will_rest(self) -> bool:
+        """Would the next slice, without rows, leave nothing for time to do in a later one?"""
+        if self.newest is None:
+            return True
+        mark, marks = self.watermark_us, self.watermarks
+        then = replace(self.newest, watermark_us=mark, watermarks=marks)
+        return self._clocks.next(mark, then) == marks
 
     def look_is_due(self, now_ms: int) -> bool:
         """Must a slice run, though there are no rows, to see that a source is idle?"""
@@ -96,6 +119,7 @@ class SliceLedger:
             staged=files,
             chunks=self._chunks(plan, sources),
             quiet_ms=self._watermark.quiet_ms,
+            watermarks=plan.watermarks,
         )
         self.records.append(record)
         return record, ordered

@@ -12,7 +12,10 @@ of them allows is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from anabranch.model.progress import Clocks, Promise
+from anabranch.model.slices import SliceRecord
 
 
 class WatermarkTracker:
@@ -88,3 +91,46 @@ class WatermarkTracker:
     def quiet_ms(self) -> Mapping[str, int]:
         """Per source with a time-out, how long it has brought no rows: what a restart needs."""
         return dict(self._quiet_ms)
+
+
+class OperatorClocks:
+    """The watermarks of operators behind others that emit when time passes (model/progress.py)."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+
+    def next(self, watermark_us: int | None, before: SliceRecord | None) -> dict[str, int | None]:
+        """Those of the slice after `before`, given the sources' watermark of that slice."""
+        return {
+            operator: _later(
+                self._had(before, operator),
+                _least(self._bound(promise, watermark_us, before) for promise in promises),
+            )
+            for operator, promises in self._clocks.items()
+        }
+
+    def _bound(
+        self, promise: Promise, watermark_us: int | None, before: SliceRecord | None
+    ) -> int | None:
+        if promise.operator is None or promise.hold is None:
+            return watermark_us
+        had = self._had(before, promise.operator)
+        return None if had is None else promise.hold.after(had)
+
+    def _had(self, record: SliceRecord | None, operator: str) -> int | None:
+        """The watermark an operator had in a slice; None for one that was not there."""
+        if record is None:
+            return None
+        if record.watermarks is None or operator not in self._clocks:
+            return record.watermark_us
+        return record.watermarks.get(operator)
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _least(bounds: Iterable[int | None]) -> int | None:
+    """The least; None, nothing is promised, where one is missing."""
+    known = list(bounds)
+    return min((b for b in known if b is not None), default=None) if None not in known else None

@@ -11,9 +11,10 @@ in nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from anabranch.model.progress import Clocks, event_clocks
 from anabranch.model.topology import Kind, Operator, Topology
 
 
@@ -53,6 +54,7 @@ class Plan:
 
     topology: Topology
     chains: tuple[Chain, ...]
+    clocks: Clocks = field(default_factory=dict)  # of operators that other operators keep waiting
 
     @cached_property
     def by_name(self) -> Mapping[str, Chain]:
@@ -102,7 +104,8 @@ def compile_plan(topology: Topology) -> Plan:
         )
         for name, names in members.items()
     ]
-    return Plan(topology, tuple(sorted(chains, key=lambda c: c.depth)))
+    ordered = tuple(sorted(chains, key=lambda c: c.depth))
+    return Plan(topology, ordered, event_clocks(topology))
 
 
 def _roots(topology: Topology) -> dict[str, tuple[str, ...]]:

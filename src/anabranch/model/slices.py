@@ -43,6 +43,8 @@ class SlicePlan:
     waits: bool = False  # for the files of its checkpoint: nothing of it is out before
     # Source tasks that logged nothing for this slice; None where the journal does not say.
     without_log: tuple[int, ...] | None = ()
+    # Of operators behind others that emit when time passes; all others have `watermark_us`.
+    watermarks: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class SliceRecord:
     chunks: Sequence[int] = ()
     # Per source with an idle time-out, how long it had brought no rows.
     quiet_ms: Mapping[str, int] = field(default_factory=dict)
+    # Of operators that had another one than `watermark_us`; None: written before there were any.
+    watermarks: Mapping[str, int | None] | None = field(default_factory=dict)
 
     def without_log(self, later: int) -> tuple[int, ...] | None:
         """The source tasks that logged nothing for the slice so many slices later."""
@@ -89,6 +93,7 @@ class SliceRecord:
             generation=self.generation,
             attempt=self.attempt,
             without_log=self.without_log(0),
+            watermarks=self.watermarks or {},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +101,8 @@ class SliceRecord:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SliceRecord:
-        return SliceRecord(**{**data, "chunks": tuple(data.get("chunks", ()))})
+        chunks = tuple(data.get("chunks", ()))
+        return SliceRecord(**{"watermarks": None, **data, "chunks": chunks})
 
 
 @dataclass(frozen=True, slots=True)

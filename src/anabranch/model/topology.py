@@ -29,6 +29,20 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """A bound on event times: rows that come out after the watermark was W have times from the
+    first multiple of `step_us` above W − `reach_us` on, plus `shift_us`."""
+
+    reach_us: int
+    step_us: int = 1
+    shift_us: int = 0
+
+    def after(self, watermark_us: int) -> int:
+        steps = (watermark_us - self.reach_us) // self.step_us + 1
+        return steps * self.step_us + self.shift_us
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """A vertex. `inputs` holds, per input port, the names of the producers united there."""
 
@@ -46,6 +60,12 @@ class Operator:
     deterministic: bool = True
     # Rows it cannot take become dead letters; else they end the run.
     puts_aside: bool = False
+    # The event-time column it goes by.
+    time: str | None = None
+    # What bounds the times it emits when time has passed: by output column, under None in all the
+    # others. Empty where rows come out in the slice they come in, with the times they have.
+    holds: tuple[tuple[str | None, Hold], ...] = ()
+    gives_late: bool = False  # its rows are those that came too late for its producer
 
     @property
     def producers(self) -> tuple[str, ...]:

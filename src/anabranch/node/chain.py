@@ -127,7 +127,9 @@ class ChainProgram:
                         tables[name] = aside.refused_by(op, tables[name])
                 elif op.kind is Kind.KEYED:
                     inputs, arrived[name] = self._keyed_inputs(op, tables, shuffled)
-                    done[name] = computed = _computed(op, states[name], inputs, time, aside)
+                    done[name] = computed = _computed(
+                        op, states[name], inputs, time.of(name), aside
+                    )
                     tables[name] = computed.output
                 elif isinstance(op.kernel, LateRows):
                     producer = op.producers[0]

@@ -225,7 +225,7 @@ class Host:
             if lacking:
                 self._notes.incomplete[pid] = lacking
                 return None
-        when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms)
+        when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms, plan.watermarks)
         try:
             packets = self._inbox.packets(plan.number, edges, pid.index)
             return partition.apply(when, packets)

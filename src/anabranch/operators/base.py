@@ -11,7 +11,8 @@ the same output, row for row. They never read a clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,11 +30,18 @@ class SliceTime:
 
     `watermark_us` is the event time (microseconds since the epoch) below which no more rows are
     expected, computed from the slices before this one; None until a source has shown a time.
+    `watermarks` has that of operators whose rows come from others that emit when time passes.
     """
 
     slice: int
     watermark_us: int | None
     processing_ms: int
+    watermarks: Mapping[str, int | None] = field(default_factory=dict)
+
+    def of(self, operator: str) -> SliceTime:
+        """Time as an operator sees it."""
+        own = self.watermarks.get(operator, self.watermark_us)
+        return SliceTime(self.slice, own, self.processing_ms)
 
 
 class Stateless(Protocol):

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from anabranch.errors import ConfigError, TopologyError
 from anabranch.model.duration import microseconds, parse_duration
+from anabranch.model.topology import Hold
 from anabranch.operators.accumulators import plain, row_counts
 from anabranch.operators.aggregates import Aggregate, AggregatePlan, check_names, with_columns
 from anabranch.operators.base import Computed, SliceTime
@@ -169,6 +170,12 @@ class SessionAggregate:
     session: Session
     aggregates: Mapping[str, Aggregate]
     lateness: timedelta = timedelta(0)
+
+    @property
+    def holds(self) -> tuple[tuple[str | None, Hold], ...]:
+        """Sessions that are still to come out end after the watermark; they may have begun at any
+        time."""
+        return ((WINDOW_END, Hold(microseconds(self.lateness))),)
 
     def output_schema(self, *schemas: pa.Schema) -> pa.Schema:
         check_names([*self.keys, WINDOW_START, WINDOW_END, *self.aggregates])

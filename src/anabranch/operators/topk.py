@@ -7,6 +7,9 @@ Nulls are not ranked; NaN ranks behind every number.
 
 With a time to live, all rows of a ranking carry when it was last touched, so a slice writes the
 rankings of all keys it has rows of; it emits only those that changed.
+
+A final ranking is that of a window: it is touched at the window, and instead of its changes it is
+emitted once, when the watermark has passed it, and forgotten.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import TopologyError
+from anabranch.model.topology import Hold
 from anabranch.operators.accumulators import (
     Values,
     plain,
@@ -66,11 +70,14 @@ class TopKState:
             self._alarms.watch(heads)
 
     def forgotten(self, now_us: int | None) -> Slots:
-        """All rows of the rankings that are due to be forgotten."""
+        """All rows of the rankings that are due to be forgotten: by the time they were touched
+        and key, in an order that does not depend on how keys are spread, then by rank."""
         if self._alarms is None:
             return no_slots()
         heads = self._alarms.due(now_us)
-        return self.lists.find(*self.lists.table.hashes(heads))[1]
+        first, second = self.lists.table.hashes(heads)
+        order = np.lexsort((second, first, self.lists.table.value(TOUCHED, heads)))
+        return self.lists.find(first[order], second[order])[1]
 
     def seal(self) -> pa.Table:
         return self.lists.seal()
@@ -105,13 +112,24 @@ class TopKChange:
 @dataclass(frozen=True, slots=True)
 class TopK:
     """All columns and the rank. After a slice, the whole new ranking of every key whose ranking
-    changed: keys in order of first appearance in the slice, rows by rank."""
+    changed: keys in order of first appearance in the slice, rows by rank. If `once`, every ranking
+    a single time, when its time to live ends: by window and key, rows by rank."""
 
     keys: tuple[str, ...]
     k: int
     by: str
     descending: bool = True
     ttl: Ttl | None = None
+    once: bool = False
+
+    @staticmethod
+    def final(keys: tuple[str, ...], k: int, by: str, descending: bool, window: str) -> TopK:
+        """Rankings of windows, keyed by a column that tells them apart."""
+        return TopK(keys, k, by, descending, Ttl(1, window), once=True)
+
+    @property
+    def holds(self) -> tuple[tuple[str | None, Hold], ...]:
+        return ((self.ttl.time, Hold(1)),) if self.once and self.ttl is not None else ()
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -154,10 +172,15 @@ class TopK:
 
     def compute(self, state: TopKState, inputs: tuple[pa.Table, ...], time: SliceTime) -> Computed:
         table = canonical_table(inputs[0])
+        now_us = None if self.ttl is None else self.ttl.now_us(time)
+        late_rows = 0
+        if self.once and now_us is not None:
+            late = plain(table.column(TOUCHED)) < now_us
+            late_rows = int(late.sum())
+            table = table.filter(pa.array(~late)) if late_rows else table
         hashes = hash_keys(table, self.keys)
         groups = group_rows(*hashes)
         keys = hashes[0][groups.firsts], hashes[1][groups.firsts]
-        now_us = None if self.ttl is None else self.ttl.now_us(time)
         forgotten = state.forgotten(now_us)
         owners, slots = state.lists.find(*keys)
         if len(forgotten):
@@ -183,9 +206,18 @@ class TopK:
             columns |= {name: column[key] for name, column in touched.items()}
         hashes = keys[0][key], keys[1][key]
         lists = Replacement(slots[written[owners]], hashes, numbers, rows, columns, forgotten)
-        shown = np.flatnonzero(changed[key])
-        output = self._output(state, rows, values[order], numbers, shown)
-        return Computed(output, TopKChange(lists, now_us))
+        if self.once:
+            output = self._closed(state, forgotten)
+        else:
+            shown = np.flatnonzero(changed[key])
+            output = self._output(state, rows, values[order], numbers, shown)
+        return Computed(output, TopKChange(lists, now_us), late_rows)
+
+    def _closed(self, state: TopKState, slots: Slots) -> pa.Table:
+        """The rankings of windows that are over."""
+        held = state.lists.values(slots)
+        every = np.arange(len(slots))
+        return self._output(state, state.lists.rows(slots), held[self.by], held[NUMBER], every)
 
     def _touched(
         self, state: TopKState, owners: Rows, slots: Slots, arriving: Rows, groups: Groups

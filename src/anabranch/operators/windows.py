@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from anabranch.errors import ConfigError
 from anabranch.model.duration import microseconds, parse_duration
+from anabranch.model.topology import Hold
 from anabranch.operators.accumulators import plain, row_counts
 from anabranch.operators.aggregate_state import AggregateState, AggregateUpdate
 from anabranch.operators.aggregates import (
@@ -187,6 +188,14 @@ class WindowedAggregate:
     window: Window
     aggregates: Mapping[str, Aggregate]
     lateness: timedelta = timedelta(0)
+
+    @property
+    def holds(self) -> tuple[tuple[str | None, Hold], ...]:
+        """Windows that are still to come out begin after the watermark less their reach; so do
+        all times of their rows."""
+        size, slide = self.window.size_us, self.window.slide_us
+        reach = size + microseconds(self.lateness)
+        return ((WINDOW_END, Hold(reach, slide, size)), (None, Hold(reach, slide)))
 
     def output_schema(self, *schemas: pa.Schema) -> pa.Schema:
         check_names([*self.keys, WINDOW_START, WINDOW_END, *self.aggregates])
