@@ -131,7 +131,7 @@ def sums_topology(root: Path) -> ab.Topology:
     rows.to("raw", sink(root, "raw"))
     sums = rows.key_by("k").aggregate("sum", v=ab.sum("v"), parallelism=4)
     sums.to("sums", sink(root, "sums"))
-    spread = sums.select("spread", (pl.col("k") % 11).alias("k"), "v")
+    spread = sums.changes().select("spread", (pl.col("k") % 11).alias("k"), "v")
     most = spread.key_by("k").aggregate("most", v=ab.max("v"), n=ab.count(), parallelism=3)
     most.to("out", sink(root))
     return topology

@@ -30,7 +30,7 @@ def top_topics(posts: Any, sink: Any, parallelism: int = 4) -> ab.Topology:
         .window(ab.tumbling("10s"), time="ts")
         .aggregate("count", n=ab.count(), parallelism=parallelism)
         .key_by("window_start", "window_end")
-        .top_k("top", K, by="n", parallelism=1, ttl="1m", time="window_end")
+        .top_k("top", K, by="n", parallelism=1)
         .to("ranking", sink)
     )
     return topology

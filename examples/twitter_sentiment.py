@@ -58,7 +58,7 @@ def twitter_sentiment(
         .window(ab.tumbling("10s"), time="ts")
         .aggregate("hot_topics", n=ab.count(), parallelism=parallelism[0])
         .key_by("window_start", "window_end")
-        .top_k("merge", HOT, by="n", parallelism=1, ttl="1m", time="window_end")
+        .top_k("merge", HOT, by="n", parallelism=1)
     )
     about_hot = tagged.key_by("topic").join_windows(
         "filter", hot.key_by("topic"), left=["text"], right=["rank"], parallelism=parallelism[1]

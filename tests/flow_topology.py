@@ -43,9 +43,10 @@ def build(
             streams[step.name] = stream.select(step.name, "k", "v")
         else:
             parallelism = (number - 1 + rescale) % 4 + 1
-            streams[step.name] = stream.key_by("k").aggregate(
+            made = stream.key_by("k").aggregate(
                 step.name, parallelism=parallelism, v=aggregates[step.what]
             )
+            streams[step.name] = made.changes()
     return topology
 
 

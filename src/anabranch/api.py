@@ -431,6 +431,11 @@ class Stream:
         updated_by = next((s.updated_by for s in streams if s.updated_by is not None), None)
         return Stream(self.topology, tuple(p for s in streams for p in s.producers), updated_by)
 
+    def changes(self) -> Stream:
+        """The updates of a running aggregate or ranking as rows: whatever follows takes each of
+        them for a row of its own, so a sum of counts adds up every count there ever was."""
+        return replace(self, updated_by=None)
+
     def key_by(self, *columns: str) -> KeyedStream:
         """Name the key: rows with the same key meet in the same partition, in order.
 
@@ -610,8 +615,9 @@ class KeyedStream:
             raise TopologyError(
                 f"operator {name!r} would take every update for another row: {shown!r} shows a key "
                 f"again whenever its result changes. Aggregate by window in {shown!r}, so that "
-                "each result comes once and is final (.window(...).aggregate(...)), or keep the "
-                "newest row of every key in a function of your own (.process(...))",
+                "each result comes once and is final (.window(...).aggregate(...)); keep the "
+                "newest row of every key in a function of your own (.process(...)); or, if every "
+                "change shall count, say so with .changes()",
                 operator=name,
                 updated_by=shown,
             )

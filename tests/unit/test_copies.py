@@ -38,7 +38,7 @@ def copies(job: LocalJob) -> dict[PartitionId, NodeId]:
 
 def until_copied(job: LocalJob) -> list[dict[str, pl.DataFrame]]:
     shown = []
-    for _ in range(200):  # state is loaded ahead in the background
+    for _ in range(20_000):  # state is loaded ahead in the background, as fast as it may
         mapping = job.controller.mapping
         assert mapping is not None
         if mapping.copies.keys() == mapping.owners.keys():

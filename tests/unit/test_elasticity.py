@@ -31,7 +31,8 @@ def topology() -> ab.Topology:
     rows = made.source("rows", None)
     sums = rows.key_by("k").aggregate("sum", total=ab.sum("v"), n=ab.count())
     sums.to("sums", ab.Memory())
-    sums.key_by("n").aggregate("by_n", keys=ab.count(), top=ab.max("total")).to("tops", ab.Memory())
+    by_n = sums.changes().key_by("n")
+    by_n.aggregate("by_n", keys=ab.count(), top=ab.max("total")).to("tops", ab.Memory())
     rows.key_by("v").deduplicate("once").to("firsts", ab.Memory())
     return made
 

@@ -72,7 +72,7 @@ def sentiments(source: Path, hot_topics: Path, output: Path) -> Topology:
         .window(tumbling(f"{WINDOW_S}s"), time="ts")
         .aggregate("hot_topics", n=Count())
         .key_by("window_start", "window_end")
-        .top_k("merge", HOT, by="n", ttl="1m", time="window_end")
+        .top_k("merge", HOT, by="n")
     )
     about_hot = tagged.key_by("topic").join_windows(
         "filter", hot.key_by("topic"), left=["user", "text"], right=["rank"], retain="10m"

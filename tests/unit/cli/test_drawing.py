@@ -129,8 +129,13 @@ def topology() -> ab.Topology:
     made = ab.Topology("shop")
     orders, clicks = made.source("orders", None), made.source("clicks", None)
     totals = orders.filter("clean", "ok").key_by("k").aggregate("totals", v=ab.sum("v"))
-    totals.key_by("k").aggregate("best", v=ab.max("v")).to("best_out", ab.Memory())
-    both = totals.union(clicks).key_by("k", "v").aggregate("pairs", parallelism=4, n=ab.count())
+    totals.changes().key_by("k").aggregate("best", v=ab.max("v")).to("best_out", ab.Memory())
+    both = (
+        totals.changes()
+        .union(clicks)
+        .key_by("k", "v")
+        .aggregate("pairs", parallelism=4, n=ab.count())
+    )
     both.to("out", ab.Memory())
     return made
 

@@ -19,7 +19,7 @@ import anabranch as ab
 topology = ab.Topology("shop")
 orders = topology.source("orders", None).select("kept", "k", "v")
 totals = orders.key_by("k").aggregate("totals", v=ab.sum("v"))
-totals.key_by("k").aggregate("best", v=ab.max("v")).to("out", ab.Memory())
+totals.changes().key_by("k").aggregate("best", v=ab.max("v")).to("out", ab.Memory())
 """
 
 
@@ -27,8 +27,8 @@ def topology() -> ab.Topology:
     made = ab.Topology("shop")
     orders = made.source("orders", None).select("kept", "k", "v")
     totals = orders.key_by("k").aggregate("totals", v=ab.sum("v"), parallelism=2)
-    fused = totals.key_by("k").aggregate("best", v=ab.max("v"), parallelism=2)
-    fused.union(orders).key_by("v").aggregate("last", n=ab.count(), parallelism=1)
+    fused = totals.changes().key_by("k").aggregate("best", v=ab.max("v"), parallelism=2)
+    fused.changes().union(orders).key_by("v").aggregate("last", n=ab.count(), parallelism=1)
     totals.to("out", ab.Memory())
     return made
 
