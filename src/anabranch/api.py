@@ -88,6 +88,7 @@ class Topology:
         time: str | None = None,
         watermark: Duration = "0s",
         idle_timeout: Duration | None = None,
+        max_ahead: Duration | None = "1d",
         on_error: str = "fail",
     ) -> Stream:
         """A Spark streaming DataFrame, or a function from the session to one.
@@ -98,7 +99,9 @@ class Topology:
 
         `on_error`, here and elsewhere, is what becomes of rows an operator cannot take: "fail"
         ends the run and shows the first of them, "dead_letter" puts them aside (see
-        `dead_letters`) and goes on. A source refuses rows without an event time.
+        `dead_letters`) and goes on. A source refuses rows whose event time is more than
+        `max_ahead` ahead of the clock, which would take the watermark with them (None: it takes
+        them), and with "dead_letter" those without one.
         """
         puts_aside = _puts_aside(name, on_error)
         if puts_aside and time is None:
@@ -115,7 +118,10 @@ class Topology:
                     operator=name,
                 )
             self._idle_timeouts[name] = _positive_ms("idle_timeout", idle_timeout)
-        kernel = Timed(time) if puts_aside and time is not None else None
+        kernel = None
+        if time is not None:
+            ahead = None if max_ahead is None else microseconds(parse_duration(max_ahead))
+            kernel = Timed(time, ahead, refuses_nulls=puts_aside)
         self._add(Operator(name, Kind.SOURCE, kernel=kernel, puts_aside=puts_aside))
         self._sources[name] = data
         if time is not None:

@@ -6,6 +6,9 @@ The same control plane, nodes and storage as on a cluster, with hosts in this pr
 executors. Sinks are replaced by memory. A step is the rows of one slice per source (a list of
 dicts, a Polars frame or an Arrow table), or something that happens between two slices; the result
 is what reached every sink, step by step.
+
+The clock is the steps' own: a second per slice, from 1970 on or from `start`. Only with a `start`
+do sources compare event times with it (`max_ahead`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import tempfile
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ from anabranch.model.events import (
 )
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed, SlicePlan
@@ -56,6 +61,7 @@ from anabranch.node.source_task import (
     run_replay_task,
     run_source_task,
 )
+from anabranch.operators.event_time import Timed
 from anabranch.storage.sinks import Memory
 
 Rows = Any  # a list of dicts, a Polars frame or an Arrow table
@@ -115,6 +121,7 @@ def play(
     *,
     nodes: int = 2,
     schemas: Mapping[str, pa.Schema] | None = None,
+    start: datetime | None = None,
 ) -> list[Output]:
     """Run the steps; per step, the rows that reached each sink because of it.
 
@@ -123,7 +130,7 @@ def play(
     known = {n: _table(rows, None).schema for n, rows in _first_rows(steps).items()}
     # A host's thread may still write a checkpoint when the last step is done.
     with tempfile.TemporaryDirectory(prefix="anabranch-play-", ignore_cleanup_errors=True) as root:
-        job = LocalJob(topology, Path(root), {**known, **(schemas or {})}, nodes)
+        job = LocalJob(topology, Path(root), {**known, **(schemas or {})}, nodes, start)
         try:
             return [job.step(step) for step in steps]
         finally:
@@ -144,11 +151,17 @@ class LocalJob:
     """A topology that runs here, on a directory, step by step."""
 
     def __init__(
-        self, topology: Topology, root: Path, schemas: Mapping[str, pa.Schema], nodes: int = 2
+        self,
+        topology: Topology,
+        root: Path,
+        schemas: Mapping[str, pa.Schema],
+        nodes: int = 2,
+        start: datetime | None = None,
     ) -> None:
         self._root = root
         self._schemas = dict(schemas)
-        self._now_ms = 0
+        self._timeless = start is None
+        self._now_ms = 0 if start is None else int(start.timestamp() * 1000)
         self._lives: list[LocalNodes] = []
         self._start(topology, nodes)
 
@@ -161,8 +174,9 @@ class LocalJob:
             )
         self._topology = topology
         self._sinks = {name: Memory() for name in topology._sinks}
+        plan = topology.plan()
         parts = JobParts(
-            plan=topology.plan(),
+            plan=_unbounded(plan) if self._timeless else plan,
             sources=topology._sources,
             event_times=topology._event_times,
             watermark_delays_us=topology._delays,
@@ -269,6 +283,18 @@ class LocalJob:
             caused = self.actions.execute(todo.popleft(), self._nodes)
             if caused is not None:
                 todo.extend(self.controller.handle(caused))
+
+
+def _unbounded(plan: Plan) -> Plan:
+    """The plan with sources that take any event time: the clock is not one to compare it with."""
+    graph = plan.topology
+    operators = tuple(
+        replace(o, kernel=replace(o.kernel, max_ahead_us=None))
+        if isinstance(o.kernel, Timed)
+        else o
+        for o in graph.operators
+    )
+    return compile_plan(replace(graph, operators=operators))
 
 
 class LocalNodes:

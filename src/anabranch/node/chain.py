@@ -65,6 +65,7 @@ class ChainResult:
     rows: dict[str, int]  # rows out, per operator
     late: dict[str, int]  # rows that came too late, per operator
     dead: dict[str, int]  # rows put aside, per operator
+    sources: dict[str, pa.Table]  # rows that sources took
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,8 @@ class ChainProgram:
             op = self.operators[name]
             try:
                 if op.kind is Kind.SOURCE:
-                    if op.puts_aside:
-                        tables[name] = aside.refused_by(op, tables[name])
+                    if op.kernel is not None:
+                        tables[name] = _let_in(op, tables[name], time, aside)
                 elif op.kind is Kind.KEYED:
                     inputs, arrived[name] = self._keyed_inputs(op, tables, shuffled)
                     done[name] = computed = _computed(
@@ -142,7 +143,8 @@ class ChainProgram:
                     if op.kind is Kind.STATELESS:
                         tables[name] = self._processed(op, merged, aside)
                     else:
-                        sinks[name] = aside.refused_by(op, merged) if op.puts_aside else merged
+                        refused = op.kernel.refused(merged) if op.puts_aside else []
+                        sinks[name] = aside.without(op, merged, refused)
             except ChainError:
                 raise
             except Exception as e:
@@ -154,6 +156,7 @@ class ChainProgram:
             {n: t.num_rows for n, t in tables.items()},
             {n: c.late_rows for n, c in done.items() if c.late_rows},
             aside.counts,
+            {n: tables[n] for n in sources},
         )
 
     def _processed(self, op: Operator, table: pa.Table, aside: _Aside) -> pa.Table:
@@ -246,14 +249,26 @@ class _Aside:
             self.counts[op.name] = self.counts.get(op.name, 0) + len(refused)
             self._letters.append(letters(self._slice, op.name, table, refused))
 
-    def refused_by(self, op: Operator, table: pa.Table) -> pa.Table:
-        """Put aside what a source or a sink refuses; the rest of the rows."""
-        refused = op.kernel.refused(table)
+    def without(self, op: Operator, table: pa.Table, refused: list[Refused]) -> pa.Table:
+        """Put aside what an operator refuses; the rest of the rows."""
         self.add(op, table, refused)
         return without(table, refused) if refused else table
 
     def letters(self) -> pa.Table:
         return pa.concat_tables(self._letters)
+
+
+def _let_in(op: Operator, table: pa.Table, time: SliceTime, aside: _Aside) -> pa.Table:
+    """The rows of a source that it takes."""
+    refused = op.kernel.refused(table, time.processing_ms)
+    if refused and not op.puts_aside:
+        first = refused[0]
+        sentence = (
+            f"{first.reason}; {len(refused)} of {table.num_rows} rows are refused. Correct them, "
+            'let the source put them aside (on_error="dead_letter"), or give it another max_ahead='
+        )
+        raise ChainError(op.name, OperatorError(sentence), shown(table, first.row))
+    return aside.without(op, table, refused)
 
 
 def _computed(

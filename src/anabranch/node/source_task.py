@@ -163,14 +163,14 @@ def _compute(job: JobSpec, request: SourceRequest, rows: Mapping[str, pa.Table])
     shares = []
     for chunk in range(count):
         part = {n: t.slice(chunk * limit, limit) for n, t in rows.items()}
-        # Watermark and time are for stateful operators, which source chains do not have.
+        # The watermark is for stateful operators, which source chains do not have.
         when = SliceTime(request.plan.number + chunk, None, request.plan.processing_ms)
         results = [_run_chain(p, part, when) for p in _source_programs(job)]
         facts = {
             "chunks": count,
             "batch_rows": total,
             "rows": {n: t.num_rows for n, t in part.items()},
-            "max_time_us": _latest(job, part),
+            "max_time_us": _latest(job, results),
             "rows_by_operator": _added(r.rows for r in results),
             "dead_by_operator": _added(r.dead for r in results),
         }
@@ -212,7 +212,9 @@ _NOTHING = Share(
 )
 
 
-def _latest(job: JobSpec, rows: Mapping[str, pa.Table]) -> dict[str, int]:
+def _latest(job: JobSpec, results: Iterable[ChainResult]) -> dict[str, int]:
+    """Of rows that were let in: one that was refused must not move time."""
+    rows = {name: table for r in results for name, table in r.sources.items()}
     latest = {}
     for source, column in job.event_times.items():
         if source in rows:

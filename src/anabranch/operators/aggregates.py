@@ -175,6 +175,8 @@ def _reduced(column: pa.ChunkedArray, groups: Groups, parts: tuple[Part, ...]) -
     """The value part and, where there is one, the seen part of each group."""
     value = parts[0]
     numbers = plain(column, fill=_fill(value)).astype(value.dtype, copy=False)
+    if value.dtype.kind == "f":
+        numbers = numbers + 0.0  # one zero: which of two equal ones is least must not be seen
     if column.null_count and value.dtype.kind == "f":
         numbers = np.where(valid(column), numbers, value.identity)
     reduced = [value.per_group(numbers, groups)]

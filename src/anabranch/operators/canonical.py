@@ -3,6 +3,10 @@
 Polars and Spark spell the same type differently (string, large_string, string_view; timestamps in
 s, ms, us, ns). Every kernel gives tables in the canonical form, so that a stream has one schema
 whatever produced its rows, and a round trip through Polars changes nothing.
+
+A timestamp with a zone is an instant. The zone is only how somebody would like to see it (Spark
+takes that of its session), so here it is always UTC: schemas and state do not depend on who
+started the job.
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
-from anabranch.errors import TopologyError
+from anabranch.errors import OperatorError, TopologyError
 
 
 def canonical(schema: pa.Schema) -> pa.Schema:
-    """Large strings and binaries, microseconds, plain values for dictionaries; no metadata."""
+    """Large strings and binaries, microseconds in UTC, plain values for dictionaries; no
+    metadata."""
     names = schema.names
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -27,8 +32,13 @@ def canonical_table(table: pa.Table) -> pa.Table:
     schema = canonical(table.schema)
     if table.schema.equals(schema, check_metadata=True):
         return table
-    # Unsafe only allows what canonical means to do: cut times to microseconds.
-    return table.cast(schema, safe=False)
+    try:
+        return table.cast(schema)
+    except pa.ArrowInvalid as e:
+        raise OperatorError(
+            f"rows do not fit the types streams have ({e}); times have microseconds, so cut or "
+            'round finer ones yourself, such as pl.col("…").dt.truncate("1us")'
+        ) from e
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
@@ -38,7 +48,7 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
     if t.is_binary(kind) or t.is_binary_view(kind) or t.is_fixed_size_binary(kind):
         return pa.large_binary()
     if t.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
     if t.is_duration(kind):
         return pa.duration("us")
     if t.is_time(kind):

@@ -145,7 +145,7 @@ def without(table: pa.Table, refused: Sequence[Refused]) -> pa.Table:
 
 def letters(slice_no: int, operator: str, table: pa.Table, refused: Sequence[Refused]) -> pa.Table:
     """The refused rows of a table as dead letters."""
-    rows = table.take(pa.array([r.row for r in refused], pa.int64())).to_pylist()
+    rows = _records(table.take(pa.array([r.row for r in refused], pa.int64())))
     columns = [
         [slice_no] * len(refused),
         [operator] * len(refused),
@@ -157,8 +157,19 @@ def letters(slice_no: int, operator: str, table: pa.Table, refused: Sequence[Ref
 
 def shown(table: pa.Table, row: int) -> str:
     """A record for an error message."""
-    text = as_json(table.slice(row, 1).to_pylist()[0])
+    text = as_json(_records(table.slice(row, 1))[0])
     return text if len(text) <= RECORD_SHOWN else f"{text[:RECORD_SHOWN]} …"
+
+
+def _records(table: pa.Table) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (ValueError, OverflowError):  # times that Python has no form for: by their number
+        numbers = {pa.timestamp("us"): pa.int64(), pa.timestamp("us", "UTC"): pa.int64()}
+        numbers[pa.date32()] = pa.int32()
+        columns = [c.cast(numbers.get(c.type, c.type)) for c in table.columns]
+        rows = pa.table(columns, names=table.column_names).to_pylist()
+    return rows
 
 
 def as_json(record: dict[str, Any]) -> str:

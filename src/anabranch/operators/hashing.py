@@ -8,7 +8,8 @@ Specification (all arithmetic modulo 2^64). A key is a sequence of words; each w
 from a = SEED_A, b = SEED_B; at the end both are finished by
     h ← h·FINAL_1, h ← h xor (h >> 29), h ← h·FINAL_2, h ← h xor (h >> 32).
 Columns are absorbed in key order. A column gives: integers, booleans, dates, times, durations,
-timestamps (microseconds) their value in two's complement; floats the bits of the double (one zero,
+timestamps (microseconds) their value in two's complement, times of the day plus 2^40 times the
+nanoseconds that are left over; floats the bits of the double (one zero,
 one NaN); decimals the low, then the high half of the unscaled value; strings and binaries their
 length in bytes, then their bytes as little-endian words, zero-padded (above `LONG_BYTES` the 16
 bytes of their BLAKE2b instead); a null the words of zero or of the empty string, and then
@@ -184,7 +185,9 @@ def _fixed_words(array: pa.Array) -> Hashes:
     elif t.is_duration(kind):
         array = array.cast(pa.duration("us"), safe=False).view(pa.int64())
     elif t.is_time(kind):
-        array = array.cast(pa.time64("us"), safe=False).view(pa.int64())
+        nanoseconds = array.cast(pa.time64("ns")).view(pa.int64()).fill_null(0)
+        us, left = np.divmod(nanoseconds.to_numpy(zero_copy_only=False), 1_000)
+        return np.asarray((us + (left << 40)).view(np.uint64))
     elif t.is_date(kind):
         array = array.cast(pa.date32()).view(pa.int32())
     if array.null_count:

@@ -23,7 +23,7 @@ from anabranch.operators.accumulators import plain
 from anabranch.operators.aggregates import with_columns
 from anabranch.operators.base import DELETED, GROUP, Computed, SliceTime
 from anabranch.operators.canonical import canonical, canonical_table, to_frame
-from anabranch.operators.event_time import event_time_type
+from anabranch.operators.event_time import event_time_type, shown_time
 from anabranch.operators.functions import (
     EVENT_FIRED,
     EVENT_TIMER,
@@ -200,8 +200,8 @@ class KeyedProcess:
             to_frame(table),
             to_frame(with_columns(concerned.keys, columns)),
             pl.Series("state_row", concerned.state_row),
-            pa.scalar(time.watermark_us, event_type).as_py(),
-            pa.scalar(time.processing_ms * 1_000, _UTC).as_py(),
+            None if time.watermark_us is None else shown_time(time.watermark_us, event_type),
+            shown_time(time.processing_ms * 1_000, _UTC),
         )
 
     def _call(self, given: KeyedSlice) -> SliceResult:

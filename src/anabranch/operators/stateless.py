@@ -41,7 +41,7 @@ class Filter:
     def process(self, table: pa.Table) -> pa.Table:
         table = canonical_table(table)
         mask = guarded(lambda: _mask(self.predicate, to_frame(table)))
-        if mask.all():
+        if mask.all(ignore_nulls=False):
             return table
         return table.filter(mask.fill_null(False).to_arrow())
 

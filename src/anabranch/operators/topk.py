@@ -120,7 +120,7 @@ class TopK:
     by: str
     descending: bool = True
     ttl: Ttl | None = None
-    once: bool = False
+    once: bool | None = None  # None, not False: checkpoints from before it was there fit
 
     @staticmethod
     def final(keys: tuple[str, ...], k: int, by: str, descending: bool, window: str) -> TopK:

@@ -41,7 +41,8 @@ def test_the_example_counts_words() -> None:
         schema=SENTENCES,
     )
     source, counter = programs["sentences"], programs["count"]
-    sent = source.run({"sentences": rows}, {}, {}, SliceTime(1, None, 0)).edges
+    now_ms = 1_767_225_600_000  # 2026-01-01
+    sent = source.run({"sentences": rows}, {}, {}, SliceTime(1, None, now_ms)).edges
     packets = {edge: [table] for edge, table in sent.items()}
     states = counter.new_states()
     first = counter.run({}, packets, states, SliceTime(1, None, 0))

@@ -157,6 +157,20 @@ def test_min_and_max_keep_the_type_of_times() -> None:
     assert output.column("t").cast(pa.int64()).to_pylist() == [7_000, None]
 
 
+@pytest.mark.parametrize("zeros", [[0.0, -0.0], [-0.0, 0.0]])
+@pytest.mark.parametrize("cut", [1, 2])
+def test_min_and_max_know_one_zero_in_whatever_order(zeros: list[float], cut: int) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.float64())])
+    kernel = KeyedAggregate(("k",), {"low": aggregates.Min("v"), "high": aggregates.Max("v")})
+    state = kernel.new_state(GROUPS, schema)
+    for start in range(0, 2, cut):
+        table = pa.table([[7] * cut, zeros[start : start + cut]], schema=schema)
+        computed = kernel.compute(state, (kernel.combine(0, table),), SliceTime(1, None, 0))
+        state.install(computed.change)
+    row = computed.output.to_pylist()[0]
+    assert [math.copysign(1, row[name]) for name in ("low", "high")] == [1, 1]
+
+
 def test_nothing_changes_before_install() -> None:
     state = KERNEL.new_state(GROUPS, SCHEMA)
     combined = KERNEL.combine(0, table_of([("a", 0.0, 1, 1.0)]))

@@ -188,3 +188,15 @@ def test_missing_and_no_key_columns_are_refused() -> None:
         hash_keys(column([1]), [])
     with pytest.raises(TopologyError, match="from 1 to 65536"):
         key_groups(column([1]), ["k"], 65_537)
+
+
+def test_times_of_the_day_below_a_microsecond_are_other_keys() -> None:
+    nanoseconds = [0, 1, 999, 1_000, 1_001, 86_399_999_999_999]
+    fine = pa.table({"k": pa.array(nanoseconds, pa.time64("ns"))})
+    first, second = hash_keys(fine, ["k"])
+    assert len({*zip(first.tolist(), second.tolist(), strict=True)}) == len(nanoseconds)
+    # Whole microseconds hash as they always did: they are in checkpoints.
+    coarse = pa.table({"k": pa.array([0, 1], pa.time64("us"))})
+    whole = pa.table({"k": pa.array([0, 1_000], pa.time64("ns"))})
+    for one, other in zip(hash_keys(coarse, ["k"]), hash_keys(whole, ["k"]), strict=True):
+        assert one.tolist() == other.tolist()

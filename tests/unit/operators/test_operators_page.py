@@ -90,6 +90,9 @@ class Flow:
         return result
 
 
+NOW_MS = us(START) // 1_000
+
+
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
@@ -106,10 +109,10 @@ def shown(page: dict[str, Any]) -> dict[str, list[tuple[Any, ...]]]:
             value.to(f"sink.{name}", ab.Memory())
     flow = Flow(page["topology"])
     outputs = [
-        flow.slice(FIRST, SliceTime(1, None, 0)),
-        flow.slice(SECOND, SliceTime(2, us(at(10)), 1_000)),
-        flow.slice([], SliceTime(3, us(at(7_200)), 2_000)),
-        flow.slice([], SliceTime(4, us(at(7_200)), 2_000)),
+        flow.slice(FIRST, SliceTime(1, None, NOW_MS)),
+        flow.slice(SECOND, SliceTime(2, us(at(10)), NOW_MS + 1_000)),
+        flow.slice([], SliceTime(3, us(at(7_200)), NOW_MS + 2_000)),
+        flow.slice([], SliceTime(4, us(at(7_200)), NOW_MS + 2_000)),
     ]
     found: dict[str, list[tuple[Any, ...]]] = {}
     for tables in outputs:

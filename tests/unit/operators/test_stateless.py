@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import pickle
 import re
 from typing import Any
@@ -30,6 +31,19 @@ def test_filter_by_expression_and_by_function() -> None:
         assert checked(Filter(predicate)) == [{"text": "c", "n": 2}]
     assert len(checked(Filter(pl.lit(True)))) == 3
     assert checked(Filter(pl.lit(False))) == []
+
+
+@pytest.mark.parametrize("values", list(itertools.product([True, False, None], repeat=3)))
+def test_a_null_predicate_keeps_no_row_however_rows_are_cut(values: tuple[Any, ...]) -> None:
+    table = pa.table({"a": pa.array(values, pa.bool_()), "row": [0, 1, 2]})
+    for predicate in (pl.col("a"), lambda frame: frame.get_column("a")):
+        kernel = Filter(predicate)
+        for cuts in ([3], [1, 2], [2, 1], [1, 1, 1]):
+            kept, start = [], 0
+            for rows in cuts:
+                kept += kernel.process(table.slice(start, rows)).column("row").to_pylist()
+                start += rows
+            assert kept == [i for i, value in enumerate(values) if value is True]
 
 
 def test_select_names_and_expressions() -> None:
