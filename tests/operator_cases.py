@@ -134,7 +134,7 @@ def windowed(size_s: int, slide_s: int, fold: Fold, keep: Callable[[Event], bool
     """Every window by itself, from the rows that came before the watermark had passed its end."""
 
     def model(given: Slices) -> Iterator[Row]:
-        for n in range(-10, 20):
+        for n in range(-50, 60):
             start = START + seconds(n * slide_s)
             end = start + seconds(size_s)
             held: dict[Any, list[Event]] = {}
@@ -231,6 +231,22 @@ def joined(left: Model, right: Model) -> Model:
     return model
 
 
+def added_by(size_s: int, windows: Model) -> Model:
+    """The first values of windows of a second, added up by larger windows that are over."""
+
+    def model(given: Slices) -> Iterator[Row]:
+        for n in range(-5, 5):
+            start = START + seconds(n * size_s)
+            end = start + seconds(size_s)
+            totals: dict[Any, int] = {}
+            for key, inner_start, _, value in windows(given):
+                if start <= inner_start < end and given[-1][1] >= end:
+                    totals[key] = totals.get(key, 0) + value
+            yield from ((key, start, end, total) for key, total in totals.items())
+
+    return model
+
+
 def quiet(after_s: int) -> Model:
     """How many events a key had when none came for so long."""
 
@@ -308,6 +324,13 @@ def _join(events: ab.Stream) -> ab.Stream:
     return left.join_windows("both", right, left=["n"], right=["total"])
 
 
+def _window_on_window(events: ab.Stream) -> ab.Stream:
+    by_second = events.key_by("k").window(ab.tumbling("1s"), time="ts")
+    counts = by_second.aggregate("by_second", n=ab.count())
+    longer = counts.key_by("k").window(ab.tumbling("10s"), time="window_start")
+    return longer.aggregate("window_on_window", n=ab.sum("n"))
+
+
 @dataclass(frozen=True)
 class Case:
     """An operator on the events, and what must come out of it."""
@@ -342,6 +365,7 @@ CASES = [
         _window("tumbling", ab.tumbling("5s"), n=ab.count(), total=ab.sum("v")),
         windowed(5, 5, lambda events: (*counted(events), *totalled(events))),
     ),
+    Case("window_on_window", _window_on_window, added_by(10, windowed(1, 1, counted))),
     Case(
         "hopping", _window("hopping", ab.hopping("6s", "4s"), n=ab.count()), windowed(6, 4, counted)
     ),
