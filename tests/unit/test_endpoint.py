@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -237,17 +238,29 @@ def test_another_user_takes_no_files_and_no_threads_of_the_job(
         crowd.kill()
 
 
-def test_silent_callers_are_few_and_have_to_leave(
+def silent_callers(root: Path, count: int, until: contextlib.ExitStack) -> list[socket.socket]:
+    name = json.loads((root / ENDPOINT).read_text())["socket"]
+    callers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(count)]
+    for caller in callers:
+        until.enter_context(caller).connect(f"\0{name}")
+    return callers
+
+
+def test_silent_callers_are_few(running: Running, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as until:
+        callers = silent_callers(tmp_path, 2 * MAX_CALLERS, until)
+        for caller in callers[:MAX_CALLERS]:
+            assert caller.recv(1)  # let in, and asked for the key
+        assert select.select(callers[MAX_CALLERS:], [], [], 0.1) == ([], [], [])
+    assert ask(tmp_path, {"do": "status"})["slice"] == 3
+
+
+def test_silent_callers_have_to_leave(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoints, "GREET_S", 0.05)
-    name = json.loads((tmp_path / ENDPOINT).read_text())["socket"]
-    before = threading.active_count()
-    with contextlib.ExitStack() as silent:
-        for _ in range(2 * MAX_CALLERS):
-            caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            silent.enter_context(caller).connect(f"\0{name}")
-            assert threading.active_count() <= before + MAX_CALLERS
+    with contextlib.ExitStack() as until:
+        silent_callers(tmp_path, 2 * MAX_CALLERS, until)
         assert ask(tmp_path, {"do": "status"})["slice"] == 3
 
 
