@@ -40,7 +40,12 @@ from anabranch.model.ids import NodeId
 from anabranch.model.recovery import Adjustment, Recovery
 from anabranch.model.scaling import Decision
 from anabranch.spark.nodes import NodeWatch
-from anabranch.spark.session import check_executors, check_session, ship_package
+from anabranch.spark.session import (
+    check_executors,
+    check_session,
+    close_callbacks,
+    ship_package,
+)
 from anabranch.spark.shipping import pickle_job
 from anabranch.spark.sources import arrow_schema, open_sources, unite
 from anabranch.spark.waves import WaveRunner, first_line
@@ -76,6 +81,7 @@ class JobDriver:
     def start(self) -> None:
         """Check everything, take the directory, restore, replay, then begin to read."""
         check_session(self._spark)
+        close_callbacks(self._spark)
         frames = open_sources(self._spark, self._parts.sources)
         schemas = {n: arrow_schema(self._spark, f, n) for n, f in frames.items()}
         self._stream = unite(frames)

@@ -1,8 +1,10 @@
 """A real standalone Spark cluster on this machine, from the pip package alone.
 
 One Master and, per node, one Worker that hosts one executor of one core: processes that can be
-killed and added one by one, as on a cluster of machines. The invariant: no process and no file
-outlives the cluster, whether it is closed, its block raises, or its owner is killed (watchdog.py).
+killed and added one by one, as on a cluster of machines. The invariants: no process and no file
+outlives the cluster, whether it is closed, its block raises, or its owner is killed (watchdog.py);
+and every socket of it is on this machine only and asks for a secret, which is in a file that only
+this user can read and, for executors, in the environment, but never in a command line.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -36,6 +39,7 @@ HOST = "127.0.0.1"
 # Three nodes took 50 s in all to start on two cores with a load of six.
 START_TIMEOUT_S = 180.0
 POLL_S = 0.02
+MAX_TEMPORARY_PATH = 35  # with 70 more bytes for the names of sockets; Linux takes 108
 # A crashed process is seen by its closed connection; this is for one that hangs. Workers send a
 # heartbeat every quarter of it.
 WORKER_TIMEOUT_S = 12
@@ -53,6 +57,16 @@ logger.master.name = org.apache.spark.deploy.master.Master
 logger.master.level = info
 logger.worker.name = org.apache.spark.deploy.worker.Worker
 logger.worker.level = info
+"""
+
+# Without the secret no other user of this machine can run an application on the cluster, join it,
+# or read a shuffle. Master, workers and driver read it from this file, and workers put it into the
+# environment of their executors.
+_DEFAULTS = """\
+spark.authenticate true
+spark.authenticate.secret {secret}
+spark.ui.filters org.apache.spark.ui.JWSFilter
+spark.org.apache.spark.ui.JWSFilter.param.secretKey {web_secret}
 """
 
 # Both idle most of their life: the quick compiler and the small collector start fastest.
@@ -73,7 +87,10 @@ class EmbeddedCluster:
             raise ClusterError("EmbeddedCluster reads /proc: run it on Linux")
         self._memory_mb = memory_mb
         self._java = find_java()
-        self.directory = Path(tempfile.mkdtemp(prefix="anabranch-"))
+        temporary = tempfile.gettempdir()
+        if len(temporary) > MAX_TEMPORARY_PATH:
+            temporary = "/tmp"
+        self.directory = Path(tempfile.mkdtemp(prefix="anabranch-", dir=temporary))
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._started_workers = 0
         self._spark: SparkSession | None = None
@@ -87,6 +104,8 @@ class EmbeddedCluster:
         try:
             (self.directory / "conf").mkdir()
             (self.directory / "conf" / "log4j2.properties").write_text(_LOG4J2)
+            (self.directory / "sockets").mkdir()
+            self._write_secrets(self.directory / "conf" / "spark-defaults.conf")
             self._master = self._start_daemon("master", "deploy.master.Master", ["--port", "0"])
             self.master_url = self._await_log(
                 "master", r"Starting Spark master at (spark://\S+)", self._master
@@ -187,6 +206,13 @@ class EmbeddedCluster:
                     process.wait()
             self._watchdog.wait()
 
+    def _write_secrets(self, path: Path) -> None:
+        """Nobody ever asks the web pages of master and workers: nobody gets their secret."""
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(
+            _DEFAULTS.format(secret=secrets.token_hex(32), web_secret=secrets.token_urlsafe(32))
+        )
+
     def _driver_settings(self, app_name: str) -> dict[str, str]:
         return {
             "spark.master": self.master_url,
@@ -197,6 +223,8 @@ class EmbeddedCluster:
             "spark.ui.enabled": "false",
             "spark.python.daemon.module": "anabranch.spark.worker_daemon",
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
+            # Whoever can connect to them is served, so they are where nobody else can look.
+            "spark.python.unix.domain.socket.dir": str(self.directory / "sockets"),
         }
 
     def _variables(self, name: str) -> dict[str, str]:

@@ -16,6 +16,8 @@ from py_compile import compile as compile_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from py4j.java_gateway import JavaObject
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 import anabranch
@@ -137,6 +139,26 @@ def _check_locality(spark: SparkSession, conf: Any) -> None:
             "the node that holds their state",
             key=key,
         )
+
+
+def close_callbacks(spark: SparkSession) -> None:
+    """Let nobody but Spark's own JVM call back into this process, as it does for every batch.
+
+    PySpark listens for that on a port of this machine and serves whoever calls: any user of the
+    machine could offer the job a batch. Py4J can ask for a token, but its JVM side forgets it
+    where it learns the port (`PythonClient.copyWith`), so it is put there by hand.
+    """
+    context: Any = spark.sparkContext
+    gateway = context._gateway
+    ensure_callback_server_started(gateway)
+    token = gateway.gateway_parameters.auth_token
+    caller = JavaObject("GATEWAY_SERVER", gateway._gateway_client).getCallbackClient()
+    field = context._jvm.java.lang.Class.forName("py4j.CallbackClient").getDeclaredField(
+        "authToken"
+    )
+    field.setAccessible(True)
+    field.set(caller, token)
+    gateway.callback_server_parameters.auth_token = token
 
 
 def executors(spark: SparkSession) -> dict[str, str]:
