@@ -30,6 +30,12 @@ def explained(action: str, path: Path | str) -> Iterator[None]:
         ) from e
 
 
+def make_private(directory: Path) -> None:
+    """A checkpoint directory has the job's rows: a new one is its owner's. Who else may look into one
+    that is there already was decided by whoever made it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def write_atomic(
     path: Path, parts: Iterable[Any], sync: bool = False, unhurried: bool = False
 ) -> int:
@@ -42,7 +48,9 @@ def write_atomic(
     with explained("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb", buffering=0) as file:
+            # Its name can be guessed: what somebody put there, a link say, is not written to.
+            temporary.unlink(missing_ok=True)
+            with temporary.open("xb", buffering=0) as file:
                 size = _write_all(file.fileno(), parts, unhurried)
                 if sync:
                     os.fsync(file.fileno())

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.errors import StorageError
-from anabranch.storage.files import create_exclusive, explained
+from anabranch.storage.files import create_exclusive, explained, make_private
 
 FORMAT = 1
 FILE = "identity"
@@ -46,6 +46,8 @@ def identify(root: Path) -> Identity:
         "job": f"{secrets.randbits(4 * DIGITS):0{DIGITS}x}",
         "inherits": any((root / "journal").glob("*.jsonl")),
     }
+    with explained("create", root):
+        make_private(root)
     create_exclusive(root / FILE, json.dumps(made).encode())
     found = find_identity(root)  # another driver's, if it was first
     if found is None:

@@ -25,7 +25,7 @@ from typing import IO, Any
 from anabranch.errors import CheckpointLockedError, StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut, SliceRecord
-from anabranch.storage.files import explained, sync_directory, write_atomic
+from anabranch.storage.files import explained, make_private, sync_directory, write_atomic
 
 FORMAT = 1
 
@@ -78,7 +78,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         with explained("create", directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private(directory)
             self._file = (directory / "lock").open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
