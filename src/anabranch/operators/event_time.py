@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import OperatorError, TopologyError
-from anabranch.operators.accumulators import plain, valid
+from anabranch.operators.accumulators import plain
 from anabranch.operators.canonical import canonical_type, require_column
 from anabranch.operators.failing import Refused, shown
 
@@ -73,12 +73,13 @@ class Timed:
         if self.refuses_nulls and times.null_count:
             reason = f"column {self.column!r} is null; a row must have an event time"
             found += [Refused(int(row), reason) for row in np.flatnonzero(times.is_null())]
-        present = valid(times)
-        us = plain(times, fill=0)
         last = _LAST_US
         if self.max_ahead_us is not None:
             last = min(last, now_ms * 1_000 + self.max_ahead_us)
-        for row in np.flatnonzero(present & ((us < _FIRST_US) | (us > last))):
+        us = plain(times, fill=last)  # where there is none, nothing is wrong with it
+        if not len(us) or (us.min() >= _FIRST_US and us.max() <= last):
+            return found
+        for row in np.flatnonzero((us < _FIRST_US) | (us > last)):
             found.append(Refused(int(row), self._reason(int(us[row]), now_ms)))
         return sorted(found, key=lambda r: r.row)
 
