@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -195,6 +199,54 @@ def test_directories_that_only_look_like_slices_are_no_slices(tmp_path: Path) ->
     for name in ("slice=²", "slice=x", "slice=", "slice=٣", "slice=-1"):
         (tmp_path / name).mkdir()
     parquet(tmp_path)
+
+
+READERS: dict[str, Callable[[Path], int]] = {
+    "pathlib": lambda path: sum(pq.read_metadata(p).num_rows for p in path.glob("**/*.parquet")),
+    "polars": lambda path: pl.scan_parquet(f"{path}/**/*.parquet").collect().height,
+    "pyarrow": lambda path: ds.dataset(path, partitioning="hive").count_rows(),
+    "pandas": lambda path: len(pd.read_parquet(path)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_sees_what_is_not_shown(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while rows are staged, nor between any two steps of showing them."""
+    sink = parquet(tmp_path / "out")
+    sink.expose(1, [stage(sink, 1)], [])
+    files, seen = [stage(sink, 2, writer=w) for w in "ab"], [READERS[reader](tmp_path / "out")]
+    for module, name in ((os, "link"), (Path, "rename"), (Path, "mkdir")):
+        real = getattr(module, name)
+
+        def step(*args: Any, real: Any = real, **kwargs: Any) -> None:
+            seen.append(READERS[reader](tmp_path / "out"))
+            real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, step)
+    sink.expose(2, files, [])
+    assert seen[:5] == [3] * 5
+    assert seen == sorted(seen)
+    assert set(seen) <= {3, 9}  # all of the slice or nothing
+    assert READERS[reader](tmp_path / "out") == 9
+
+
+def test_a_checkpoint_directory_on_another_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.link
+
+    def link(source: Path, target: Path) -> None:
+        if "out.ck" in str(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        real(source, target)
+
+    sink = parquet(tmp_path / "out")
+    monkeypatch.setattr(os, "link", link)
+    sink.expose(1, [stage(sink, 1)], [])
+    assert visible(tmp_path / "out") == [1, 2, 3]
+    assert not any(tmp_path.rglob("*.ready"))
 
 
 def test_leftovers_of_a_crash_go(tmp_path: Path) -> None:

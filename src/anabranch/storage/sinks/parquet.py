@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -87,7 +88,7 @@ class Parquet(StagedSink):
             self._refuse_other_job(f"topology {name!r} with the checkpoint directory {checkpoint}")
         assert owner is not None
         # An older driver that is about to show a slice finds what it has made ready gone.
-        for ready in self._of_older(self._staging()):
+        for ready in (r for place in self._places() for r in self._of_older(place)):
             if ready.suffix == ".ready":
                 dropped = ready.with_suffix(".dropped")
                 with explained("remove", ready):
@@ -136,22 +137,39 @@ class Parquet(StagedSink):
             if final.is_dir() and {p.name for p in final.iterdir()} == named.keys():
                 return
             self._refuse_missing(slice_no, files)
-            # Links in a directory that no task writes to: an attempt that does not count may
-            # still add files beside those that do.
-            ready = self._staging() / f"{slice_no}-{self._run}.ready"
-            shutil.rmtree(ready, ignore_errors=True)
-            ready.mkdir(parents=True)
-            for name, path in named.items():
-                os.link(path, ready / name)
+            ready = self._made_ready(slice_no, named)
             self._still_mine()
             if final.exists():
                 _replace(final, ready)
             else:
                 ready.rename(final)
 
+    def _made_ready(self, slice_no: int, named: Mapping[str, Path]) -> Path:
+        """A directory with links to the files under the names they will have. No task writes to
+        it: an attempt that does not count may still add files beside those that do."""
+        for place in self._places():
+            ready = place / f"{slice_no}-{self._run}.ready"
+            shutil.rmtree(ready, ignore_errors=True)
+            ready.mkdir(parents=True)
+            try:
+                for name, path in named.items():
+                    os.link(path, ready / name)
+                break
+            except OSError as e:
+                if e.errno != errno.EXDEV or place == self._staging():
+                    raise
+                shutil.rmtree(ready, ignore_errors=True)
+        return ready
+
+    def _places(self) -> tuple[Path, Path]:
+        """Where slices are made ready: out of the way of readers that search every directory below
+        the path for Parquet, if the checkpoint directory is on the same file system."""
+        return super()._staging(), self._staging()
+
     def begin(self) -> None:
         super().begin()
         path = Path(self.path)
+        self._sweep(super()._staging())
         # Of the version before; what it kept there is in the job's note.
         self._sweep(path / "_staging")
         if (path / "_staging").is_dir() and not any((path / "_staging").iterdir()):
