@@ -58,6 +58,7 @@ from anabranch.model.reports import NodeReport
 from anabranch.model.scaling import Decision
 from anabranch.model.slices import Feed, SlicePlan, SliceRecord
 from anabranch.storage import checkpoint_store, source_log
+from anabranch.storage.credentials import masked
 from anabranch.storage.files import write_atomic
 from anabranch.storage.generations import CLAIMS, Generation, claimed
 from anabranch.storage.journal import Head, Journal
@@ -477,7 +478,7 @@ class Actions:
         try:
             checkpoint_store.delete(self._root, name)
         except (StorageError, OSError) as e:
-            log.warning("%s could not be deleted yet: %s", name, e)
+            log.warning("%s could not be deleted yet: %s", masked(name), e)
 
 
 def _inherited(head: Head, slices: Sequence[SliceRecord], generation: int) -> Head:

@@ -121,7 +121,7 @@ def _check_paths(sinks: Mapping[str, Sink]) -> None:
     owners: dict[Path, str] = {}
     for name, sink in sinks.items():
         if isinstance(sink, Parquet):
-            other = owners.setdefault(Path(sink.path).absolute(), name)
+            other = owners.setdefault(Path(sink.path).resolve(), name)
             if other != name:
                 raise TopologyError(
                     f"the sinks {other!r} and {name!r} write to the same directory {sink.path}; "

@@ -28,6 +28,7 @@ from anabranch.errors import StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.operators.base import DELETED
 from anabranch.storage import checkpoint_store
+from anabranch.storage.credentials import masked
 from anabranch.storage.identity import find_identity
 
 MAGIC = b"ANBRCKP2"
@@ -220,6 +221,6 @@ def _refused(root: Path, name: str) -> Iterator[None]:
     try:
         yield
     except checkpoint_store.DAMAGE as e:
-        where = name if checkpoint_store.is_url(name) else str(root / name)
+        where = masked(name) if checkpoint_store.is_url(name) else str(root / name)
         what = "is not the one asked for" if isinstance(e, AnotherFileError) else "is damaged"
         raise StorageError(f"the checkpoint {where} {what}: {e}", path=where) from e

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from anabranch.errors import ConfigError, StorageError
+from anabranch.errors import AnabranchError, ConfigError, StorageError
+from anabranch.storage.credentials import masked, refuse_credentials
 from anabranch.storage.files import explained, write_atomic
 
 LOCAL = "checkpoints"  # below the checkpoint directory
@@ -78,17 +79,20 @@ def is_url(name: str) -> bool:
 
 def check_url(url: str) -> str:
     """The URL as files below it are named; refused if nobody can write there."""
+    refuse_credentials(
+        url, "state_url", "give it to the store's own settings (its environment or configuration)"
+    )
     if not is_url(url):
         raise ConfigError(
-            f"state_url is {url!r}; give a URL such as s3://bucket/job, or leave it out to keep "
-            "state in the checkpoint directory"
+            f"state_url is {masked(url)!r}; give a URL such as s3://bucket/job, or leave it out to "
+            "keep state in the checkpoint directory"
         )
     try:
         _located(url)
     except (ImportError, ValueError) as e:
         raise ConfigError(
-            f"state_url is {url!r}: {e}; install fsspec and the package for this kind of URL, here "
-            "and on every executor"
+            f"state_url is {masked(url)!r}: {e}; install fsspec and the package for this kind of "
+            "URL, here and on every executor"
         ) from e
     return url.rstrip("/")
 
@@ -102,10 +106,16 @@ def _located(url: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _explained(action: str, url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Every store raises errors of its own."""
+    """Every store raises errors of its own. A URL of the version before may hold a password, and
+    then so may they."""
+    shown = masked(url)
     try:
         yield
+    except AnabranchError:
+        raise
     except passing:
         raise
     except Exception as e:
-        raise StorageError(f"cannot {action} {url}: {e!r}; check the store", path=url) from e
+        raise StorageError(
+            f"cannot {action} {shown}: {e!r}; check the store".replace(url, shown), path=shown
+        ) from (e if shown == url else None)

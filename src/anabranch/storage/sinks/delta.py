@@ -27,6 +27,7 @@ from anabranch.errors import (
     StorageError,
     TopologyError,
 )
+from anabranch.storage.credentials import refuse_credentials
 from anabranch.storage.identity import DIGITS
 from anabranch.storage.sinks.staged import Held, StagedSink
 
@@ -46,6 +47,9 @@ class Delta(StagedSink):
     path: str
 
     def __post_init__(self) -> None:
+        refuse_credentials(
+            self.path, "the path of a Delta sink", "set the environment variables of delta-rs"
+        )
         if "://" not in self.path:
             self.path = str(Path(self.path).absolute())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,16 @@ class ForEachSlice(StagedSink):
     it sees a slice number again.
     """
 
-    function: Callable[[Any, int], object]
+    function: Callable[[Any, int], object] = field(repr=False)  # may hold a password
     arrow: bool = False
 
     def check(self, schema: pa.Schema) -> None:
-        for field in schema if not self.arrow else ():
-            if pa.types.is_time(field.type) or pa.types.is_duration(field.type):
+        for column in schema if not self.arrow else ():
+            if pa.types.is_time(column.type) or pa.types.is_duration(column.type):
                 raise TopologyError(
-                    f"Spark has no type for column {field.name!r}, {field.type}; cast it, or take "
-                    "Arrow tables with ForEachSlice(function, arrow=True)",
-                    column=field.name,
+                    f"Spark has no type for column {column.name!r}, {column.type}; cast it, or "
+                    "take Arrow tables with ForEachSlice(function, arrow=True)",
+                    column=column.name,
                 )
         self._schema = schema
 

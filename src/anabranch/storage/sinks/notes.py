@@ -80,15 +80,16 @@ def write_note(root: Path, sink: str, run: int, note: Note) -> None:
 
 def forget_older(root: Path, sink: str, run: int) -> None:
     """Remove what earlier generations noted, and what a crash left of their writing."""
-    for generation, path in _generations(root, sink).items():
-        if generation < run:
-            path.unlink(missing_ok=True)
-    for leftover in (root / DIRECTORY / sink).glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
-    old = root / "exposed"  # before there were notes, a file for each function
-    (old / sink).unlink(missing_ok=True)
-    if old.is_dir() and not any(old.iterdir()):
-        shutil.rmtree(old, ignore_errors=True)
+    with explained("remove", root / DIRECTORY / sink):
+        for generation, path in _generations(root, sink).items():
+            if generation < run:
+                path.unlink(missing_ok=True)
+        for leftover in (root / DIRECTORY / sink).glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        old = root / "exposed"  # before there were notes, a file for each function
+        (old / sink).unlink(missing_ok=True)
+        if old.is_dir() and not any(old.iterdir()):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _generations(root: Path, sink: str) -> dict[int, Path]:

@@ -172,12 +172,13 @@ class Parquet(StagedSink):
         self._sweep(super()._staging())
         # Of the version before; what it kept there is in the job's note.
         self._sweep(path / "_staging")
-        if (path / "_staging").is_dir() and not any((path / "_staging").iterdir()):
-            shutil.rmtree(path / "_staging", ignore_errors=True)
-        (path / "_newest").unlink(missing_ok=True)
-        for pattern in ("._newest.*.tmp", f"{OWN}/.owner.*.tmp"):
-            for leftover in path.glob(pattern):
-                leftover.unlink(missing_ok=True)
+        with explained("remove", path / "_staging"):
+            if (path / "_staging").is_dir() and not any((path / "_staging").iterdir()):
+                shutil.rmtree(path / "_staging", ignore_errors=True)
+            (path / "_newest").unlink(missing_ok=True)
+            for pattern in ("._newest.*.tmp", f"{OWN}/.owner.*.tmp"):
+                for leftover in path.glob(pattern):
+                    leftover.unlink(missing_ok=True)
 
 
 def _replace(final: Path, ready: Path) -> None:

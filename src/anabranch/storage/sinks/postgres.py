@@ -8,7 +8,6 @@ its successor has written down its generation, and then finds a greater one than
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,8 @@ from anabranch.errors import (
 from anabranch.model.duration import parse_duration
 from anabranch.model.reports import Staged
 from anabranch.operators.failing import LETTERS, Refused, letters, sift
-from anabranch.storage.files import write_atomic
+from anabranch.storage.files import explained, write_atomic
+from anabranch.storage.sinks.postgres_address import parsed, psycopg_module
 from anabranch.storage.sinks.postgres_rows import (
     column_type,
     copy_text,
@@ -78,7 +78,7 @@ class Postgres(StagedSink):
     # -- the life of a run ---------------------------------------------------------------------
 
     def check(self, schema: pa.Schema) -> None:
-        _psycopg()
+        self._given = parsed(self.address)
         for column in schema:
             column_type(column)
         missing = [k for k in self.keys if k not in schema.names]
@@ -148,7 +148,7 @@ class Postgres(StagedSink):
     def _deliver(self, slice_no: int, exposure: str, files: Sequence[Path]) -> None:
         """In one transaction; again, for a while, if the server is away. Whether an attempt whose
         end was not heard of has succeeded is what the recorded number says."""
-        psycopg = _psycopg()
+        psycopg = psycopg_module()
         away_since: float | None = None
         pause, longest = PAUSE_S
         while True:
@@ -194,7 +194,7 @@ class Postgres(StagedSink):
     def _insert_sifted(self, connection: Any, slice_no: int, files: Sequence[Path]) -> None:
         """Insert all rows but those the server refuses, which are noted before the transaction
         ends: whoever finds the slice in the table finds them too."""
-        psycopg = _psycopg()
+        psycopg = psycopg_module()
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # not only when it ends
 
         def insert(table: pa.Table) -> pa.Table:
@@ -213,7 +213,8 @@ class Postgres(StagedSink):
             _, refused = sift(insert, table)
             if refused:
                 aside.append(letters(slice_no, self.home.sink, table, refused))
-        self._noted().unlink(missing_ok=True)
+        with explained("remove", self._noted()):
+            self._noted().unlink(missing_ok=True)
         if aside:
             out = pa.BufferOutputStream()
             pq.write_table(pa.concat_tables(aside), out)
@@ -225,11 +226,19 @@ class Postgres(StagedSink):
     def _refused_by_target(self, slice_no: int) -> pa.Table | None:
         if not self.home.puts_aside or not self._noted().exists():
             return None
-        noted = pq.read_table(self._noted(), schema=LETTERS)
+        with explained("read", self._noted()):
+            try:
+                noted = pq.read_table(self._noted(), schema=LETTERS)
+            except pa.ArrowException as e:
+                raise StorageError(
+                    f"{self._noted()}, which has rows that {self._place()} refused, is damaged: "
+                    f"{e}; restore it from a copy",
+                    path=str(self._noted()),
+                ) from e
         return noted if noted.column("slice_number")[0].as_py() == slice_no else None
 
     def _upsert(self) -> Any:
-        sql = _psycopg().sql
+        sql = psycopg_module().sql
         values = [n for n in self._schema.names if n not in self.keys]
         updates = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(n)) for n in values]
         action = (
@@ -249,9 +258,8 @@ class Postgres(StagedSink):
     def _connected(self) -> Any:
         """A connection whose tables are there and fit, kept from slice to slice."""
         if self._connection is None or self._connection.closed:
-            psycopg = _psycopg()
-            given = psycopg.conninfo.conninfo_to_dict(self.address)
-            connection = psycopg.connect(**{**CONNECTION, **given}, autocommit=True)
+            psycopg = psycopg_module()
+            connection = psycopg.connect(**{**CONNECTION, **self._given}, autocommit=True)
             try:
                 self._prepare(connection)
             except BaseException:
@@ -329,7 +337,7 @@ class Postgres(StagedSink):
         return found[0] if found else 0
 
     def _create(self) -> Any:
-        sql = _psycopg().sql
+        sql = psycopg_module().sql
         parts = [
             sql.SQL("{} " + column_type(c)).format(sql.Identifier(c.name)) for c in self._schema
         ]
@@ -392,7 +400,7 @@ class Postgres(StagedSink):
 
     def _sql(self, text: str, **parts: Any) -> Any:
         """A statement with the sink's own names in it, quoted."""
-        sql = _psycopg().sql
+        sql = psycopg_module().sql
         path = self.table.split(".")
 
         def names(columns: Sequence[str]) -> Any:
@@ -410,12 +418,12 @@ class Postgres(StagedSink):
 
     @contextlib.contextmanager
     def _explained(self, action: str) -> Iterator[None]:
-        psycopg = _psycopg()
+        psycopg = psycopg_module()
         try:
             yield
         except AnabranchError:
             raise
-        except psycopg.Error as e:
+        except (psycopg.Error, OSError, UnicodeError, pa.ArrowException) as e:
             raise StorageError(
                 f"could not {action} {self._place()}: {_reason(e)}; nothing is lost: when this "
                 "is mended, start again with the same checkpoint directory",
@@ -424,18 +432,8 @@ class Postgres(StagedSink):
 
 
 def _reason(error: Any) -> str:
-    """What the server said, in one line."""
-    detail = error.diag.message_detail
+    """What the server said, in one line. A password is not in it: `parsed` has let none go where
+    it would be taken for a host, a port or a database."""
+    detail = error.diag.message_detail if hasattr(error, "diag") else None
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return f"{reason} ({detail})" if detail else reason
-
-
-def _psycopg() -> Any:
-    try:
-        importlib.import_module("psycopg.conninfo")
-        return importlib.import_module("psycopg")
-    except ImportError as e:
-        raise ConfigError(
-            "a Postgres sink needs the package psycopg on the driver: pip install "
-            "'anabranch[postgres]'"
-        ) from e
