@@ -23,13 +23,16 @@ os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
 """
 
 
-def stranger(script: str, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+def stranger(
+    script: str, *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.Popen[bytes]:
     """A Python of another user, in a directory it could perhaps not have entered by itself."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _BECOME + script, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=cwd,
+        env={**os.environ, **environment},
     )
 
 

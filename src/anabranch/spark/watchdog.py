@@ -2,8 +2,9 @@
 
 Every process of a cluster carries the cluster's directory in its environment, and so does all it
 starts: workers, executors, Python workers, node processes. Membership is read from there, so
-nothing can be missed by dying in the wrong order. (PR_SET_PDEATHSIG was rejected: it fires when
-the *thread* that started the child ends, and executors are not our children.)
+nothing can be missed by dying in the wrong order; a process of another user is no member, though
+root could read its environment. (PR_SET_PDEATHSIG was rejected: it fires when the *thread* that
+started the child ends, and executors are not our children.)
 
 Run as a script by path: standard library only, so that it starts in milliseconds.
 """
@@ -36,7 +37,16 @@ def environment(pid: int) -> dict[str, str]:
 def members(directory: str) -> list[int]:
     """Pids of all living processes of the cluster in `directory`, in ascending order."""
     pids = sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208
-    return [pid for pid in pids if environment(pid).get(MEMBER_VARIABLE) == directory]
+    return [p for p in pids if environment(p).get(MEMBER_VARIABLE) == directory and _is_ours(p)]
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    users = next(line for line in status.splitlines() if line.startswith("Uid:")).split()
+    return int(users[2]) == os.geteuid()  # real, effective, saved, of files
 
 
 def end(directory: str) -> None:

@@ -31,8 +31,8 @@ def explained(action: str, path: Path | str) -> Iterator[None]:
 
 
 def make_private(directory: Path) -> None:
-    """A checkpoint directory has the job's rows: a new one is its owner's. Who else may look into one
-    that is there already was decided by whoever made it."""
+    """A checkpoint directory has the job's rows: a new one is its owner's. Who else may look into
+    one that is there already was decided by whoever made it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
