@@ -30,7 +30,7 @@ from anabranch.node.messages import JobSpec
 from anabranch.node.packets import Bundle, SideFacts, cut, encode_blob
 from anabranch.operators.base import SliceTime
 from anabranch.operators.canonical import canonical_table
-from anabranch.storage.source_log import drop_leftovers, log_path, read_log, write_log
+from anabranch.storage.source_log import finish_share, log_path, read_log, write_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +99,21 @@ def _share(
 ) -> tuple[Share, int]:
     """This task's share of the slice, and how many bytes it just logged."""
     plan, root = request.plan, Path(job.root)
+    which = (root, plan.number, plan.generation, plan.attempt, task)
     logged = _logged(root, plan, task)
     if logged is not None:
         deque(batches, maxlen=0)  # Spark reuses a worker only if it read all its input
+        finish_share(*which, logged.facts)
         return logged, 0
     chunks = _compute(job, request, _read(request, batches))
-    size = 0
-    if job.max_rows_per_slice is not None:
-        newest = plan.number + len(chunks) - 1
-        drop_leftovers(root, newest, plan.generation, plan.attempt, task)
-    # The first chunk last: its file says that all of them are there.
-    for offset in reversed(range(len(chunks))):
-        target = log_path(root, plan.number + offset, plan.generation, plan.attempt, task)
-        size += write_log(target, chunks[offset].tables, chunks[offset].facts)
-    return chunks[0], size
+    size, counts = write_share(*which, [(c.tables, c.facts) for c in chunks])
+    if counts:
+        return chunks[0], size
+    # Another attempt of this task was faster; what it has read is what everybody uses.
+    logged = _logged(root, plan, task)
+    assert logged is not None
+    finish_share(*which, logged.facts)
+    return logged, size
 
 
 def _logged(root: Path, plan: SlicePlan, task: int) -> Share | None:

@@ -1,7 +1,8 @@
 """Atomic files on the local file system (or a mounted, shared one).
 
-A file is written under a temporary name and renamed, so a reader finds all of it or none. What
-the operating system refuses becomes a StorageError that names the path.
+A file is written under a temporary name and renamed or, where the first of several writers wins,
+linked, so a reader finds all of it or none. What the operating system refuses becomes a
+StorageError that names the path.
 """
 
 from __future__ import annotations
@@ -44,43 +45,63 @@ def write_atomic(
     `unhurried`, the disk has each few megabytes before the next come: whoever syncs a small file
     meanwhile (the journal does, for every slice) must not wait for gigabytes.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with explained("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # Its name can be guessed: what somebody put there, a link say, is not written to.
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb", buffering=0) as file:
-                size = _write_all(file.fileno(), parts, unhurried)
-                if sync:
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-            if sync:
-                sync_directory(path.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # half a file must not fill the disk further
-            raise
+    temporary = temporary_name(path)
+    with explained("write", path), removed_on_error(temporary):
+        size = write_temporary(temporary, parts, sync, unhurried)
+        temporary.replace(path)
+        if sync:
+            sync_directory(path.parent)
     return size
 
 
 def create_exclusive(path: Path, data: bytes) -> bool:
     """Write a small file unless there is one; whether this call did. All of it or none is seen,
     and of several callers at once one wins."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with explained("create", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        finally:
+    temporary = temporary_name(path)
+    with explained("create", path), removed_on_error(temporary):
+        write_temporary(temporary, [data], sync=True)
+        return link_exclusive(temporary, path)
+
+
+def temporary_name(path: Path, unique: str = "") -> Path:
+    """Under which a file is written before it appears; nobody else has the same one, on this
+    machine or another."""
+    return path.with_name(f".{path.name}.{unique or uuid.uuid4().hex}.tmp")
+
+
+def write_temporary(
+    temporary: Path, parts: Iterable[Any], sync: bool = False, unhurried: bool = False
+) -> int:
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    with temporary.open("xb", buffering=0) as file:  # nothing that somebody put there
+        size = _write_all(file.fileno(), parts, unhurried)
+        if sync:
+            os.fsync(file.fileno())
+    return size
+
+
+def link_exclusive(temporary: Path, path: Path) -> bool:
+    """Let a file appear that is written under its temporary name, unless there is one already;
+    whether it did. Then the temporary name goes. A hard link, because a rename would replace."""
+    try:
+        os.link(temporary, path)
+        appeared = True
+    except FileExistsError:
+        appeared = False
+    temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return appeared
+
+
+@contextlib.contextmanager
+def removed_on_error(*temporaries: Path) -> Iterator[None]:
+    """Half a file must not fill the disk further."""
+    try:
+        yield
+    except OSError:
+        for temporary in temporaries:
             temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
-    return True
+        raise
 
 
 def _write_all(fd: int, parts: Iterable[Any], unhurried: bool) -> int:

@@ -1,11 +1,14 @@
 """The source log: what each source task fed into each slice, for replays.
 
-A task logs the tables its chain sends on (after its stateless operators and the pre-combine),
-per edge and per sink, not the raw rows: that is what a replay needs, it is often far smaller, and
-it stays right when the code of a stateless operator changes. The file of (slice, task) is written
-before any node sees the rows: the first complete one is the truth, also for a retried task. Paths
-name the driver's generation and its attempt at the slice, so that a task left over from a killed
-driver, or from an attempt that was given up, cannot touch them.
+A task logs the tables its chain sends on (after its stateless operators and the pre-combine), per
+edge and per sink, not the raw rows: that is what a replay needs, it is often far smaller, and it
+stays right when the code of a stateless operator changes. The file of (slice, task) is written
+before any node sees the rows. Several attempts of a task may run at once and read rows in
+different orders: the first complete share is the truth for all of them. A share may be of several
+slices, in a file each; all are written under temporary names before the first appears, by a hard
+link that only one attempt can make. Paths name the driver's generation and its attempt at the
+slice, so that a task left over from a killed driver, or from an attempt that was given up, cannot
+touch them.
 
     ANBRLOG1 | header length (8 bytes) | header's CRC-32 (4 bytes) | header JSON | sections
 """
@@ -14,8 +17,9 @@ from __future__ import annotations
 
 import io
 import shutil
+import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,13 @@ from anabranch.storage.checkpoint_files import (
     encode_header,
     encode_table,
 )
-from anabranch.storage.files import explained, write_atomic
+from anabranch.storage.files import (
+    explained,
+    link_exclusive,
+    removed_on_error,
+    temporary_name,
+    write_temporary,
+)
 
 MAGIC = b"ANBRLOG1"
 
@@ -47,15 +57,52 @@ def logged_tasks(root: Path, slice_no: int, run: int, attempt: int) -> int:
     return sum(1 for _ in directory.glob("[0-9]*.log")) if directory.is_dir() else 0
 
 
-def drop_leftovers(root: Path, above: int, run: int, attempt: int, task: int) -> None:
-    """Delete one task's logs of slices after `above`: an earlier try had cut more slices."""
-    for path in (root / "source-log").glob(f"*-{run}-{attempt}/{task:05d}.log"):
-        if int(path.parent.name.partition("-")[0]) > above:
-            path.unlink(missing_ok=True)
+def write_share(
+    root: Path,
+    slice_no: int,
+    run: int,
+    attempt: int,
+    task: int,
+    chunks: Sequence[tuple[Mapping[str, pa.Table], Mapping[str, Any]]],
+) -> tuple[int, bool]:
+    """Log one task's share of a batch: for this slice and the following ones, what each has of it
+    and the facts that come back with `read_log`. The size, and whether this share counts: another
+    one that is complete already does instead, and is what has to be read."""
+    paths = [log_path(root, slice_no + n, run, attempt, task) for n in range(len(chunks))]
+    token = uuid.uuid4().hex
+    temporaries = [temporary_name(path, token) for path in paths]
+    size = 0
+    with explained("write", paths[0]):
+        with removed_on_error(*temporaries):
+            for n, (tables, facts) in enumerate(chunks):
+                told = {**facts, "share": token} if n == 0 and len(chunks) > 1 else facts
+                size += write_temporary(temporaries[n], _encoded(tables, told), sync=True)
+        # From here on an error may come when others count on the whole share already.
+        counts = link_exclusive(temporaries[0], paths[0])
+        if not counts:
+            for temporary in temporaries:
+                temporary.unlink(missing_ok=True)
+    if counts and len(chunks) > 1:
+        finish_share(root, slice_no, run, attempt, task, {"share": token, "chunks": len(chunks)})
+    return size, counts
 
 
-def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> int:
-    """Write one task's share of one slice; `facts` come back with `read_log`."""
+def finish_share(
+    root: Path, slice_no: int, run: int, attempt: int, task: int, facts: Mapping[str, Any]
+) -> None:
+    """Let the later slices of a share appear whose first one has: that it is there decides which
+    share counts, and whoever finds it goes on where a killed task stopped."""
+    for later in range(slice_no + 1, slice_no + facts["chunks"] if "share" in facts else 0):
+        path = log_path(root, later, run, attempt, task)
+        with explained("write", path):
+            try:
+                link_exclusive(temporary_name(path, facts["share"]), path)
+            except FileNotFoundError:
+                if not path.exists():  # otherwise somebody else has just done it
+                    raise
+
+
+def _encoded(tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> list[Any]:
     buffers = [encode_table(t) for t in tables.values()]
     header = {
         "facts": facts,
@@ -64,7 +111,7 @@ def write_log(path: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, An
             for n, b in zip(tables, buffers, strict=True)
         ],
     }
-    return write_atomic(path, [*encode_header(MAGIC, header), *buffers], sync=True)
+    return [*encode_header(MAGIC, header), *buffers]
 
 
 def read_log(path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]] | None:

@@ -25,7 +25,7 @@ from anabranch.storage.checkpoint_files import (
 from anabranch.storage.files import write_atomic
 from anabranch.storage.identity import identify
 from anabranch.storage.journal import DirectoryLock, Head, Journal, _line
-from anabranch.storage.source_log import log_path, read_log, trim, write_log
+from anabranch.storage.source_log import log_path, read_log, trim, write_share
 
 JOB = "5eed"
 TABLE = pa.table({"k": [1, None, 3], "s": ["a", "bb", None]})
@@ -267,7 +267,7 @@ def test_only_who_has_time_syncs_in_between(
 def test_a_source_log_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
     path = log_path(tmp_path, 3, 1, 0, 0)
     assert read_log(path) is None
-    write_log(path, {"edge:0": TABLE, "sink:x": TABLE}, {"chunks": 2})
+    write_share(tmp_path, 3, 1, 0, 0, [({"edge:0": TABLE, "sink:x": TABLE}, {"chunks": 2})])
     found = read_log(path)
     assert found is not None
     assert found[0]["sink:x"].equals(TABLE)
@@ -292,7 +292,7 @@ def _assert_all_damage_seen(path: Path, read: Any) -> None:
 
 def test_the_source_log_is_trimmed_below(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        write_log(log_path(tmp_path, number, 1, 0, 0), {"edge:0": TABLE}, {})
+        write_share(tmp_path, number, 1, 0, 0, [({"edge:0": TABLE}, {})])
     trim(tmp_path, 3)
     kept = [read_log(log_path(tmp_path, n, 1, 0, 0)) is not None for n in (1, 2, 3)]
     assert kept == [False, False, True]
