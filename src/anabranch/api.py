@@ -283,7 +283,9 @@ class Job:
         self._driver = driver
 
     def stop(self) -> None:
-        """Finish the slice in hand, checkpoint, and end."""
+        """Finish the slice in hand, checkpoint, and end. What is left of a batch that was cut into
+        slices is where the next run begins. May be called by a function given to `on_progress`
+        too: then the job ends when that has returned."""
         self._driver.stop()
 
     def await_termination(self, timeout: float | None = None) -> bool:
@@ -356,7 +358,8 @@ class Job:
         return self._driver.recovering
 
     def on_progress(self, observe: Callable[[Progress], None]) -> None:
-        """Call `observe` after every slice, on the driver's thread: be quick."""
+        """Call `observe` after every slice, on a thread of the driver: be quick. What it raises is
+        logged once, and does not touch the job."""
         self._driver.on_progress.append(observe)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,6 +30,7 @@ from anabranch.control.controller import ControlConfig, Controller
 from anabranch.driver.actions import Actions, NodesLostError
 from anabranch.driver.preparing import JobParts, RunConfig, prepare
 from anabranch.driver.progress import Totals
+from anabranch.driver.steps import Steps
 from anabranch.errors import ClusterError, ConfigError
 from anabranch.model.events import (
     BatchArrived,
@@ -195,6 +195,7 @@ class LocalJob:
         )
         self.controller = Controller(parts.plan, config, past)
         self.actions.complete_sinks(past)
+        self._steps = Steps(self.controller, self.actions, self._nodes)
         self._handle(NodesJoined(self._nodes.nodes, self._now_ms))
         newest = self.controller.newest
         self._batch = newest.batch + 1 if newest and newest.batch is not None else 0
@@ -262,7 +263,8 @@ class LocalJob:
         tables = {n: _table(given, self._schemas[n]) for n, given in rows.items()}
         self.actions.batch = tables
         self._now_ms += 1000
-        self._handle(BatchArrived(self._batch, self._now_ms))
+        while self.actions.finished_batch != self._batch:
+            self._handle(BatchArrived(self._batch, self._now_ms))
         self._batch += 1
 
     @property
@@ -278,11 +280,7 @@ class LocalJob:
         return frame
 
     def _handle(self, event: Event) -> None:
-        todo = deque(self.controller.handle(event))
-        while todo:
-            caused = self.actions.execute(todo.popleft(), self._nodes)
-            if caused is not None:
-                todo.extend(self.controller.handle(caused))
+        self._steps.take(event)
 
 
 def _unbounded(plan: Plan) -> Plan:

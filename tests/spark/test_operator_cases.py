@@ -75,8 +75,7 @@ class SparkRun:
     def _crash(self) -> None:
         """End the driver as it is: no last slice, no checkpoint."""
         driver = self._job._driver
-        with driver._step:
-            driver.error = ClusterError("killed by the test")
+        driver._steps.abort(ClusterError("killed by the test"))
         driver._query.stop()
         wait_for(lambda: not self._job.is_active)
 

@@ -23,7 +23,7 @@ from anabranch.api import Job
 from anabranch.cli.meter import Meter
 from anabranch.cli.view import REFRESHES_PER_S, View, megabytes, seconds
 from anabranch.driver.progress import Totals
-from anabranch.errors import ClusterError
+from anabranch.errors import ClusterError, StorageError
 from anabranch.model.plan import Plan
 
 if TYPE_CHECKING:
@@ -121,14 +121,18 @@ def watch(
     """
     meter = Meter()
     view = View(console, plan, meter)
-    with view.shown():
-        while not job.await_termination(1 / REFRESHES_PER_S):
+    try:
+        with view.shown():
+            while not job.await_termination(1 / REFRESHES_PER_S):
+                _observe(meter, job)
+                view.refresh()
+                if is_over(meter):
+                    job.stop()
             _observe(meter, job)
             view.refresh()
-            if is_over(meter):
-                job.stop()
-        _observe(meter, job)
-        view.refresh()
+    except OSError as e:  # a pipe that nobody reads any more
+        job.stop()
+        raise StorageError(f"the view could not be written: {e}; the job was stopped") from e
     return meter
 
 

@@ -643,19 +643,19 @@ class Controller:
         step = self._adjust()
         if step:
             return step
-        newest = self.newest
-        if newest and newest.chunks_left:
-            return self._start(Feed.LOG, newest.batch, newest.source_tasks, now_ms)
-        if self._waiting_batch is not None:
-            batch = self._waiting_batch
-            if newest and newest.batch is not None and batch <= newest.batch:
-                self._waiting_batch = None  # journalled before a crash; Spark offers it again
-                return [FinishBatch(batch), *self._go_on(now_ms)]
-            return self._start(Feed.LIVE, batch, 0, now_ms)
         if self._stop_asked:
             self.phase = Phase.STOPPING
             return self._stop_step(now_ms)
-        if newest and newest.feed == Feed.NONE.value and self._slices.time_has_moved:
+        batch, newest = self._waiting_batch, self.newest
+        if batch is not None:
+            if newest and newest.chunks_left:
+                return self._start(Feed.LOG, newest.batch, newest.source_tasks, now_ms)
+            if newest and newest.batch is not None and batch <= newest.batch:
+                self._waiting_batch = None  # journalled before a crash; Spark offers it again
+                return [FinishBatch(batch)]
+            return self._start(Feed.LIVE, batch, 0, now_ms)
+        idle = newest and newest.feed == Feed.NONE.value
+        if idle and self._slices.time_has_moved:
             # Nothing comes: time need not wait for the next look to reach the last operator.
             return self._start(Feed.NONE, None, 0, now_ms)
         return []
@@ -664,8 +664,8 @@ class Controller:
         """Without rows, time may still have to move, or a checkpoint be taken or waited for."""
         if self._running is not None or self.phase is not Phase.RUNNING:
             return []
-        if self._waiting_batch is not None:
-            return []
+        if self._waiting_batch is not None or (self.newest and self.newest.chunks_left):
+            return []  # a batch comes first, also one that an earlier run did not finish
         if self._change is not None:
             self._change.asked = -1  # no slice runs: ask again
         step = self._adjust()
@@ -693,12 +693,17 @@ class Controller:
         return self.newest is not None and self.newest.number > self._checkpoints.cut_slice
 
     def _stop_step(self, now_ms: int | None = None) -> list[Command]:
-        """Close what the watermark allows, seal the last slice, wait for its files, end."""
+        """Close what the watermark allows, seal the last slice, wait for its files, end. The rest
+        of a batch that is cut into slices stays in the log; the next of them is the one to seal,
+        because their numbers are given."""
         newest = self.newest
         if self._checkpoints.in_flight:
             return [PollNodes()]
-        if newest is not None and (self._uncut or self._slices.time_has_moved):
-            when = now_ms if now_ms is not None else newest.processing_ms
+        when = now_ms if now_ms is not None else newest.processing_ms if newest else 0
+        if newest is not None and newest.chunks_left:
+            if self._uncut:
+                return self._start(Feed.LOG, newest.batch, newest.source_tasks, when, seal=True)
+        elif newest is not None and (self._uncut or self._slices.time_has_moved):
             return self._start(Feed.NONE, None, 0, when, seal=self._slices.time_will_rest)
         self.phase = Phase.ENDED
         return [FinishRun()]
@@ -780,7 +785,10 @@ class Controller:
         commands += self._autoscale(event.now_ms)
         if plan.seal:
             self._checkpoints.sealed(plan.number, self.mapping, plan.processing_ms)
-        return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)
+        commands += self._on_reports(event.reports)
+        if self._waiting_batch is not None and not self._stop_asked:
+            return commands  # it is offered again: between two slices, others have their turn
+        return commands + self._go_on(event.now_ms)
 
     def _run_again(
         self, plan: SlicePlan, event: SliceRan, lacking: MappingOf[PartitionId, str]

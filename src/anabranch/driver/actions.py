@@ -54,7 +54,7 @@ from anabranch.model.events import (
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import Adjustment, Recovery, RecoveryPlan
-from anabranch.model.reports import NodeReport
+from anabranch.model.reports import NodeReport, Staged
 from anabranch.model.scaling import Decision
 from anabranch.model.slices import Feed, SlicePlan, SliceRecord
 from anabranch.storage import checkpoint_store, source_log
@@ -161,7 +161,7 @@ class Actions:
         self.recoveries: list[Recovery] = []
         self.adjustments: list[Adjustment] = []
         self.decisions: list[Decision] = []
-        self.on_progress: list[Callable[[Progress], None]] = []
+        self.untold: deque[Progress] = deque()  # that no observer has heard of yet
 
     def resume(self, dropped: Collection[str] = ()) -> Past:
         """Take the directory over and read what earlier runs journalled; `dropped` operators' state
@@ -261,12 +261,22 @@ class Actions:
             self.doing = None
 
     def lost(self, nodes: tuple[NodeId, ...], reason: str, logged: int | None = None) -> NodesLost:
-        """Nodes are gone: the event that says so, and the time from which a recovery counts."""
-        log.warning("lost node %s: %s", ", ".join(nodes), reason)
-        self._lost, self._lost_reason = nodes, reason
-        now = self._clock()
-        self._known_lost_at = time.monotonic(), now
-        return NodesLost(nodes, reason, logged, now)
+        """Nodes are gone: the event that says so."""
+        event = NodesLost(nodes, reason, logged, self._clock())
+        self._note_lost(event)
+        return event
+
+    def heard(self, event: NodesLost) -> None:
+        """Nodes went while no job needed them; it may be that one has met the loss since, or that
+        nothing lived there."""
+        if self._mapping is not None and set(event.nodes) & set(self._mapping.nodes):
+            self._note_lost(event)
+
+    def _note_lost(self, event: NodesLost) -> None:
+        """From now on the recovery counts."""
+        log.warning("lost node %s: %s", ", ".join(event.nodes), event.reason)
+        self._lost, self._lost_reason = event.nodes, event.reason
+        self._known_lost_at = time.monotonic(), event.now_ms
 
     def _execute(self, command: Command, waves: Waves) -> Event | None:
         match command:
@@ -285,9 +295,10 @@ class Actions:
             case WriteSlice():
                 self._journal.append(command.record)
                 self._confirmed = command.record.number
-                self._publish()
             case ExposeSlice():
-                for sink, rows in self._expose(command).items():
+                refused = self._expose(command)
+                self._publish()
+                for sink, rows in refused.items():
                     self.totals.refuse(sink, rows, self._prepared.dead_letters or "")
             case WriteHead():
                 self._begin_segment(command)
@@ -394,13 +405,12 @@ class Actions:
         log.info("%s", recovery)
 
     def _publish(self) -> None:
-        """The slice has happened."""
+        """The slice has happened, and its rows are out."""
         if self._ran is None:
             return
         self.progress.append(self._ran)
         self.totals.add(self._ran)
-        for observe in self.on_progress:
-            observe(self._ran)
+        self.untold.append(self._ran)
         self._ran = None
 
     def _expose(self, command: ExposeSlice) -> dict[str, int]:
@@ -416,7 +426,7 @@ class Actions:
                 more = sink.stage(name, rows, record.number, self.run, "driver")
                 staged.append(more)
             self.check()
-            letters = sink.expose(record.number, files, staged)
+            letters = _shown(sink, name, record.number, files, staged)
             if letters is not None:
                 refused[name] = letters
         return {name: letters.num_rows for name, letters in refused.items()}
@@ -484,6 +494,23 @@ class Actions:
 def _inherited(head: Head, slices: Sequence[SliceRecord], generation: int) -> Head:
     """What was read, as this generation's own."""
     return replace(head, generation=generation, slices=(*head.slices, *slices))
+
+
+def _shown(
+    sink: Sink, name: str, number: int, files: Sequence[str], staged: Sequence[Staged]
+) -> pa.Table | None:
+    """Expose a slice; what a sink raises that is not ours becomes a sentence."""
+    try:
+        return sink.expose(number, files, staged)
+    except AnabranchError:
+        raise
+    except Exception as e:
+        raise StorageError(
+            f"the sink {name!r} could not show slice {number}: {type(e).__name__}: {e}; start the "
+            "job again with the same checkpoint directory, nothing committed is lost",
+            sink=name,
+            slice=number,
+        ) from e
 
 
 def now_ms() -> int:

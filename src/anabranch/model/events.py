@@ -76,7 +76,8 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class BatchArrived:
-    """The Spark query offers a batch of rows; it waits until the batch is finished."""
+    """The Spark query offers a batch of rows, and again after every slice of it, until it is
+    finished."""
 
     batch: int
     now_ms: int

@@ -179,10 +179,28 @@ class SimDriver:
     def _offer(self, batch: int) -> None:
         """Spark offers a batch; when it is finished, Spark commits it."""
         self._finished = None
-        self._handle(BatchArrived(batch, self.world.now_ms))
+        while self._finished != batch:
+            before = self.disk.newest_slice
+            self._handle(BatchArrived(batch, self.world.now_ms))
+            if self._finished != batch and self.disk.newest_slice == before:
+                break
+            if self._finished != batch and not self._between():
+                return
         self.checkers.batch_returned(batch, self._finished)
         self.cluster.step("commit")
         self.disk.committed_batch = batch
+
+    def _between(self) -> bool:
+        """Between two slices of a batch others have their turn, also somebody who stops the run;
+        does it go on?"""
+        self._hear()
+        request = self.cluster.faults.request(self.requests, self.nodes)
+        if request is not None:
+            self._ask(request)
+        if self.world.chance(0.05):
+            self.world.counts["stops in a batch"] += 1
+            self._handle(StopRequested(self.world.now_ms))
+        return not self.ended
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.controller.handle(event))

@@ -67,7 +67,7 @@ def simulate(
 
 
 def _lives(cluster: Cluster, checkers: Checkers) -> None:
-    """Drivers, one after the other, until one of them ends gracefully."""
+    """Drivers, one after the other, until one of them ends gracefully with all batches done."""
     number = 0
     ended = False
     while not ended:
@@ -75,7 +75,7 @@ def _lives(cluster: Cluster, checkers: Checkers) -> None:
         try:
             driver = SimDriver(cluster, checkers, number)
             driver.live()
-            ended = driver.ended
+            ended = cluster.disk.committed_batch + 1 == len(cluster.job.batches)
         except DriverCrashedError:
             cluster.world.tell("the driver crashes")
             cluster.driver_crashed()

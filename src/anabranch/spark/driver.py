@@ -1,8 +1,9 @@
-"""The driver of one run: feeds the control plane with events and carries out its commands.
+"""The driver of one run on Spark: brings events to `driver/steps.py`, begins and ends everything.
 
-One lock makes everything between an event and the last of its commands one step. Batches come on
-the Spark query's own thread, which waits in `foreachBatch` until the batch is finished; idle time,
-losses, arrivals and stops come on other threads.
+Batches come on the Spark query's own thread, which waits in `foreachBatch` until the batch is
+finished and offers it again for every slice it is cut into. Idle time, losses, arrivals, requests
+and stops come on other threads. However the run ends, the query ends first, and one thread that
+waits for that lets go of everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.control.controller import ControlConfig, Controller, Phase
@@ -25,7 +25,14 @@ from anabranch.driver.endpoint import Endpoint
 from anabranch.driver.preparing import JobParts, RunConfig, backup_chains, prepare
 from anabranch.driver.progress import Progress
 from anabranch.driver.status import status
-from anabranch.errors import AdjustmentError, AnabranchError, ClusterError, StorageError
+from anabranch.driver.steps import Observer, Steps
+from anabranch.errors import (
+    AdjustmentError,
+    AnabranchError,
+    ClusterError,
+    InvariantError,
+    StorageError,
+)
 from anabranch.model.events import (
     BatchArrived,
     DrainRequested,
@@ -68,13 +75,12 @@ class JobDriver:
         self._parts = parts
         self._config = config
         self._root = config.checkpoint.absolute()
-        self._step = threading.RLock()
-        self._stopping = False
+        self._steps: Steps | None = None
         self._ended = threading.Event()
+        self._essential = threading.local()  # a thread that must not wait for the end of the run
         self._query: Any = None
         self._watch: NodeWatch | None = None
         self._endpoint: Endpoint | None = None
-        self.error: AnabranchError | None = None
 
     # -- start ---------------------------------------------------------------------------------
 
@@ -133,9 +139,9 @@ class JobDriver:
             )
             self.controller = Controller(plan, config, past)
             self.actions.complete_sinks(past)
-            with self._step:
-                self._waves, nodes = connect()
-                self._handle(NodesJoined(nodes, now_ms(), self._hosts))
+            self._waves, nodes = connect()
+            self._steps = Steps(self.controller, self.actions, self._waves)
+            self._steps.take(NodesJoined(nodes, now_ms(), self._hosts))
         except BaseException:
             self._release()
             raise
@@ -177,12 +183,20 @@ class JobDriver:
             .trigger(**trigger)
         )
         try:
-            self._query = writer.start()
+            query = writer.start()
         except Exception as e:
             raise ClusterError(f"Spark could not start the source query: {first_line(e)}") from e
-        threading.Thread(target=self._watch_query, name="anabranch-watch", daemon=True).start()
+        self.follow(query)
         if not self._config.available_now:
             threading.Thread(target=self._tick, name="anabranch-tick", daemon=True).start()
+
+    def follow(self, query: Any) -> None:
+        """From here on the run ends with this query, and this query with the run."""
+        assert self._steps is not None
+        self._query = query
+        threading.Thread(target=self._watch_query, name="anabranch-watch", daemon=True).start()
+        if self._steps.over:  # since before the query was known
+            query.stop()
 
     def _check_offsets(self) -> None:
         """The journal and Spark's offsets are one checkpoint, or rows would be skipped or read
@@ -204,60 +218,67 @@ class JobDriver:
 
     # -- threads that bring events -------------------------------------------------------------
 
-    def _hush_query(self) -> None:
-        """The query is about to end by an exception of ours: Spark need not print its trace."""
-        log4j = self._spark._jvm.org.apache.logging.log4j
-        for name in ("sql.execution.streaming", "api.python.PythonForeachWriter"):
-            log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
-
     def _on_batch(self, batch: DataFrame, number: int) -> None:
         """Spark offers a batch; returning from here lets Spark commit its offsets."""
-        with self._step:
-            if self._stopping or self.error is not None:
-                self._hush_query()
-                raise StoppedError
-            self.actions.batch = batch
-            self.actions.finished_batch = None
-            try:
-                self._handle(BatchArrived(number, now_ms()))
-            except AnabranchError:
-                self._hush_query()
-                raise
-            finally:
-                self.actions.batch = None
-            if self.actions.finished_batch != number:
-                self._hush_query()
-                raise StoppedError
+        self._essential.thread = True
+        self.actions.batch, self.actions.finished_batch = batch, None
+        try:
+            while self.actions.finished_batch != number:
+                self._offer(number)
+        finally:
+            self.actions.batch = None
+            self._essential.thread = False
+
+    def _offer(self, number: int) -> None:
+        """One slice of a batch, or what must come before it; then others have their turn."""
+        assert self._steps is not None
+        before = self.controller.newest
+        try:
+            self._steps.take(BatchArrived(number, now_ms()))
+        except BaseException as e:  # it is kept, and ends the run
+            self._hush_query()
+            raise StoppedError from e
+        if self.actions.finished_batch == number:
+            return
+        if not self._steps.over and self.controller.newest is before:
+            self._steps.abort(InvariantError(f"batch {number} was offered and nothing came of it"))
+        if self._steps.over:
+            self._hush_query()
+            raise StoppedError
+
+    def _hush_query(self) -> None:
+        """The query is about to end by an exception of ours: Spark need not print its trace."""
+        with contextlib.suppress(Exception):  # Spark may be gone
+            log4j = self._spark._jvm.org.apache.logging.log4j
+            for name in ("sql.execution.streaming", "api.python.PythonForeachWriter"):
+                log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
 
     def _watch_query(self) -> None:
-        """The query's end is the end of the data, a failure, or somebody's stop."""
+        """The query's end is the end of the data, a failure, or that of the run."""
+        assert self._steps is not None
+        self._essential.thread = True
         problem: Exception | None = None
         try:
             self._query.awaitTermination()
-        except PySparkException as e:
+        except Exception as e:  # also of the gateway, when the JVM is gone
             problem = e
-        with self._step:
-            if self._stopping:
-                return
-            self._stopping = True
-            if self.error is None and problem is not None:
-                self.error = ClusterError(f"the source query failed: {first_line(problem)}")
-            with contextlib.suppress(AnabranchError):
-                if self.error is None:
-                    self._handle(StopRequested(now_ms()))
-        self._release()
+        try:
+            if problem is not None:
+                self._steps.abort(ClusterError(f"the source query failed: {first_line(problem)}"))
+            else:
+                self._steps.take(StopRequested(now_ms()))
+        except BaseException as e:
+            log.debug("the run ends with %r", e)  # it is kept
+        finally:
+            self._release()
 
     def _tick(self) -> None:
         """When no batch comes, let time move."""
         interval = self._config.slice_interval_ms / 1000
         while not self._ended.wait(interval):
             quiet = time.monotonic() - self.actions.last_slice_at
-            if quiet < 1.5 * interval or not self._step.acquire(blocking=False):
-                continue
-            try:
-                self._from_outside(Idled(now_ms()))
-            finally:
-                self._step.release()
+            if quiet >= 1.5 * interval:
+                self._bring(Idled(now_ms()), wait=False)
 
     @property
     def _hosts(self) -> dict[NodeId, str]:
@@ -265,11 +286,11 @@ class JobDriver:
 
     def scale(self, operator: str, parallelism: int) -> None:
         """Ask for another parallelism; AdjustmentError says why not."""
-        self._request(ScaleRequested(operator, parallelism, now_ms()))
+        self._bring(ScaleRequested(operator, parallelism, now_ms()))
 
     def drain(self, node: str) -> None:
         """Ask for a node to be emptied and released; AdjustmentError says why not."""
-        self._request(DrainRequested(NodeId(node), now_ms()))
+        self._bring(DrainRequested(NodeId(node), now_ms()))
 
     def add_nodes(self, count: int) -> None:
         """Ask the cluster for more nodes."""
@@ -283,52 +304,40 @@ class JobDriver:
         plan = self._parts.plan
         return status(plan, self.controller, self.actions, interval_ms, self._hosts, now_ms())
 
-    def _request(self, event: ScaleRequested | DrainRequested) -> None:
-        with self._step:
-            if self._stopping or self.error is not None:
-                raise AdjustmentError("the job is ending; start it again to change it")
-            self._from_outside(event)
-
     def _warm(self, node: NodeId) -> None:
         self._runner.warm(node)
 
     def _on_lost(self, nodes: tuple[NodeId, ...], reason: str) -> None:
         """Nodes went while no job needed them: recover before the next slice does."""
-        with self._step:
-            mapping = self.controller.mapping
-            if mapping is None or not set(nodes) & set(mapping.nodes):
-                # A job has met the loss in the meantime, or nothing lived there.
-                self._from_outside(NodesLost(nodes, reason, None, now_ms()))
-            else:
-                self._from_outside(self.actions.lost(nodes, reason))
+        self._bring(NodesLost(nodes, reason, None, now_ms()))
 
     def _on_joined(self, nodes: tuple[NodeId, ...]) -> None:
-        with self._step:
-            self._from_outside(NodesJoined(nodes, now_ms(), self._hosts))
+        self._bring(NodesJoined(nodes, now_ms(), self._hosts))
 
-    def _from_outside(self, event: Event) -> None:
-        """An event that no batch waits for; its error must end the query itself."""
-        if self._stopping or self.error is not None:
-            return
+    def _bring(self, event: Event, wait: bool = True) -> bool:
+        """An event that no batch waits for; False if it comes later. An error is kept and, like
+        any end of the run, ends the query, unless this is the query's own thread."""
+        assert self._steps is not None
         try:
-            self._handle(event)
-        except AdjustmentError:  # a refusal: nothing has changed
+            return self._steps.take(event, wait)
+        except AdjustmentError:
             raise
         except AnabranchError:
-            if self._query is not None:
-                self._query.stop()
+            return True
+        finally:
+            if self._steps.over and not self._is_essential and self._query is not None:
+                with contextlib.suppress(Exception):  # Spark may be gone
+                    self._query.stop()
+
+    @property
+    def _is_essential(self) -> bool:
+        return getattr(self._essential, "thread", False)
 
     def stop(self) -> None:
-        """Finish the slice in hand, checkpoint, end. Returns when all is durable."""
-        with self._step:
-            if self._stopping:
-                return
-            self._stopping = True
-            if self.error is None:
-                with contextlib.suppress(AnabranchError):
-                    self._handle(StopRequested(now_ms()))
-        self._query.stop()
-        self._release()
+        """Finish the slice in hand, checkpoint, end. Returns when all is durable and let go of;
+        asked for by an observer or a sink, when the run is about to end."""
+        if self._bring(StopRequested(now_ms())) and not self._is_essential:
+            self._ended.wait()
 
     def await_termination(self, timeout: float | None = None) -> bool:
         return self._ended.wait(timeout)
@@ -362,32 +371,28 @@ class JobDriver:
         return self.actions.decisions
 
     @property
-    def on_progress(self) -> list[Callable[[Progress], None]]:
-        return self.actions.on_progress
+    def error(self) -> AnabranchError | None:
+        return self._steps.error if self._steps is not None else None
+
+    @property
+    def on_progress(self) -> list[Observer]:
+        assert self._steps is not None
+        return self._steps.on_progress
 
     def _release(self) -> None:
-        """Let go of everything; whoever waits for the end goes on only after that."""
+        """Let go of everything, whatever fails on the way; whoever waits for the end goes on only
+        after that."""
+        things: list[Callable[[], object]] = []
         if self._endpoint is not None:
-            self._endpoint.close()
+            things.append(self._endpoint.close)
         if hasattr(self, "_waves"):
-            self._waves.forget()
+            things.append(self._waves.forget)
         if self._watch is not None:
-            self._watch.close()
-        self.actions.close()
-        self._lock.release()
+            things.append(self._watch.close)
+        things += [self.actions.close, self._lock.release]
+        for let_go in things:
+            try:
+                let_go()
+            except Exception as e:
+                log.warning("while the run ended, %s failed: %r", let_go.__qualname__, e)
         self._ended.set()
-
-    def _handle(self, event: Event) -> None:
-        """One event and everything it causes. An error ends the run and is kept."""
-        try:
-            self.actions.check()  # a driver that was replaced ends, also when it has nothing to do
-            todo = deque(self.controller.handle(event))
-            while todo:
-                caused = self.actions.execute(todo.popleft(), self._waves)
-                if caused is not None:
-                    todo.extend(self.controller.handle(caused))
-        except AdjustmentError:  # a refusal: nothing has changed
-            raise
-        except AnabranchError as e:
-            self.error = e
-            raise

@@ -57,12 +57,15 @@ def continue_from(
 def _replay_needed(
     root: Path, cut: Cut | None, records: Sequence[SliceRecord], reason: str
 ) -> CheckpointMismatchError:
-    after = records[-1].number - (cut.slice if cut else 0)
+    newest = records[-1]
+    after = newest.number - (cut.slice if cut else 0)
     count = f"{after} slices were" if after > 1 else "one slice was"
+    told = f"{count} committed after the last checkpoint in {root}"
+    if newest.chunks_left:
+        told = f"{newest.chunks_left} slices of the newest batch are still to run in {root}"
     return CheckpointMismatchError(
-        f"{count} committed after the last checkpoint in {root}, and this topology cannot replay "
-        f"them: {reason}; start the topology that wrote them once more, stop it, and then start "
-        "this one",
+        f"{told}, and this topology cannot run them: {reason}; start the topology that wrote them "
+        "once more with available_now=True, let it end, and then start this one",
         directory=str(root),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plays import COUNT, NODES, Play, kinds, record
+from plays import COUNT, NEVER, NODES, Play, kinds, record
 
 from anabranch.control.controller import Past, Phase
 from anabranch.errors import InvariantError, OperatorError, StorageError
@@ -77,17 +77,18 @@ def test_a_large_batch_becomes_several_slices() -> None:
     play = Play(timed=True)
     play.start()
     (run,) = play.controller.handle(BatchArrived(0, 0))
-    first = play.ran(run, chunks=3)
-    assert kinds(first) == ["WriteSlice", "ExposeSlice", "RunSlice"]
-    second = play.ran(first[-1])
-    assert isinstance(first[-1], RunSlice)
-    assert first[-1].plan.feed is Feed.LOG
-    assert kinds(second) == ["WriteSlice", "ExposeSlice", "RunSlice"]
-    third = play.ran(second[-1])
-    assert kinds(third) == ["WriteSlice", "ExposeSlice", "FinishBatch"]
-    assert isinstance(second[-1], RunSlice)
+    assert kinds(play.ran(run, chunks=3)) == ["WriteSlice", "ExposeSlice"]
+    # Between two of them everybody has a turn; time does not move, their numbers are given.
+    assert play.controller.handle(Idled(5)) == []
+    (second,) = play.controller.handle(BatchArrived(0, 0))
+    assert isinstance(second, RunSlice)
+    assert second.plan.feed is Feed.LOG
+    assert kinds(play.ran(second)) == ["WriteSlice", "ExposeSlice"]
+    (third,) = play.controller.handle(BatchArrived(0, 0))
+    assert isinstance(third, RunSlice)
+    assert kinds(play.ran(third)) == ["WriteSlice", "ExposeSlice", "FinishBatch"]
     # Rows of one batch are in no order: no slice of it may be late to another.
-    assert [p.watermark_us for p in (first[-1].plan, second[-1].plan)] == [None, None]
+    assert [p.watermark_us for p in (second.plan, third.plan)] == [None, None]
     (idle,) = play.controller.handle(Idled(10))
     assert isinstance(idle, RunSlice)
     assert idle.plan.watermark_us == 300
@@ -132,7 +133,9 @@ def test_a_restart_replays_the_slices_after_the_cut() -> None:
 def test_a_restart_in_the_middle_of_a_batch_goes_on_with_its_log() -> None:
     last = record(3, chunks_left=2, batch_end=False, generation=4, attempt=2)
     play = Play(Past(slices=(record(1), record(2), last), generation=5))
-    (run,) = play.start()
+    assert play.start() == []
+    assert play.controller.handle(Idled(NEVER)) == []
+    (run,) = play.controller.handle(BatchArrived(0, 0))
     assert isinstance(run, RunSlice)
     assert (run.plan.number, run.plan.feed) == (4, Feed.LOG)
     # Of the driver that logged the batch, at its try.
@@ -284,17 +287,19 @@ def test_a_stop_before_any_slice_just_ends() -> None:
     assert play.controller.handle(StopRequested(0)) == [FinishRun()]
 
 
-def test_a_stop_waits_for_the_slice_in_hand_and_its_batch() -> None:
+def test_a_stop_waits_for_the_slice_in_hand_and_not_for_its_batch() -> None:
     play = Play()
     play.start()
     (run,) = play.controller.handle(BatchArrived(0, 0))
     assert play.controller.handle(StopRequested(5)) == []
-    (*_, more) = play.ran(run, chunks=2)
-    assert isinstance(more, RunSlice)
-    assert (more.plan.feed, more.plan.batch) == (Feed.LOG, 0)
-    (*_, seal) = play.ran(more)
-    assert isinstance(seal, RunSlice)
-    assert (seal.plan.feed, seal.plan.seal) == (Feed.NONE, True)
+    (*_, seal) = play.ran(run, chunks=100)
+    assert isinstance(seal, RunSlice)  # a slice has to seal, and the next number is given
+    assert (seal.plan.feed, seal.plan.batch, seal.plan.seal) == (Feed.LOG, 0, True)
+    play.written(2)
+    assert kinds(play.ran(seal))[-3:] == ["WriteHead", "TrimStorage", "FinishRun"]
+    newest = play.controller.newest
+    assert newest is not None
+    assert (newest.number, newest.chunks_left) == (2, 98)
 
 
 def test_idle_time_closes_windows_once() -> None:

@@ -116,10 +116,11 @@ def test_every_reading_of_a_batch_has_a_log_of_its_own() -> None:
             (run,) = play.recovering(lose(play, play.mapping.nodes[-1]))
         assert isinstance(run, RunSlice)
         logs.append((run.plan.generation, run.plan.attempt))
-        commands = play.ran(run, chunks=2)
-        assert isinstance(commands[-1], RunSlice)  # the rest of the batch is in the same log
-        assert (commands[-1].plan.generation, commands[-1].plan.attempt) == logs[-1]
-        play.ran(commands[-1])
+        play.ran(run, chunks=2)
+        (rest,) = play.controller.handle(BatchArrived(batch, 0))
+        assert isinstance(rest, RunSlice)  # of the batch: it is in the same log
+        assert (rest.plan.generation, rest.plan.attempt) == logs[-1]
+        play.ran(rest)
     assert logs == [(1, 0), (1, 2), (1, 3)]
 
 
@@ -141,8 +142,8 @@ def test_a_slice_without_a_live_batch_runs_again_as_it_was(chunks: int) -> None:
     play = Play(timed=True)
     play.start()
     (run,) = play.controller.handle(BatchArrived(0, 0))
-    after = play.ran(run, chunks=chunks)
-    second = after[-1] if chunks == 2 else play.controller.handle(Idled(30))[0]
+    play.ran(run, chunks=chunks)
+    (second,) = play.controller.handle(BatchArrived(0, 30) if chunks == 2 else Idled(30))
     assert isinstance(second, RunSlice)
     (again,) = play.recovering(lose(play, SECOND))
     assert isinstance(again, RunSlice)

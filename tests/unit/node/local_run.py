@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from anabranch.control.strategies import STRATEGIES
 from anabranch.driver.actions import NodesLostError, now_ms
 from anabranch.driver.preparing import JobParts, RunConfig
 from anabranch.errors import ClusterError
-from anabranch.model.events import NodesPolled, StopRequested
+from anabranch.model.events import Event, NodesPolled, StopRequested
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -37,7 +38,7 @@ from anabranch.node.source_task import (
     run_replay_task,
     run_source_task,
 )
-from anabranch.spark.driver import JobDriver
+from anabranch.spark.driver import JobDriver, StoppedError
 from anabranch.storage.checkpoint_store import LOCAL
 from oracle import Row
 
@@ -291,22 +292,25 @@ class LocalRun:
         number = self.next_batch if number is None else number
         try:
             self.driver._on_batch(batch, number)  # type: ignore[arg-type]
-        except Exception:
-            if self.driver.error is not None:
-                raise self.driver.error from None
-            raise
+        except StoppedError as e:
+            raise e.__cause__ or self.driver.error or e from None
         self.next_batch = number + 1
 
     def stop(self) -> None:
-        self.driver._handle(StopRequested(now_ms()))
+        self.handle(StopRequested(now_ms()))
         self.driver._release()
+
+    def handle(self, event: Event) -> None:
+        """Another event than a batch."""
+        assert self.driver._steps is not None
+        self.driver._steps.take(event)
 
     def await_cut(self) -> None:
         """Ask the nodes until the checkpoint under way is on disk, however slow that is."""
         while self.driver.controller._checkpoints.in_flight:
             time.sleep(0.001)
             reports = self.nodes.poll(self.driver.actions.run, self.nodes.nodes)
-            self.driver._handle(NodesPolled(tuple(reports), now_ms()))
+            self.handle(NodesPolled(tuple(reports), now_ms()))
 
     def kill(self) -> None:
         """What a SIGKILL leaves: an unlocked directory and nothing else."""
@@ -316,3 +320,38 @@ class LocalRun:
 def rows_of(sink: ab.Memory, slice_no: int) -> list[Row]:
     tables = sink.slices.get(slice_no, [])
     return [(r["k"], r["v"]) for t in tables for r in t.to_pylist()]
+
+
+class LocalQuery:
+    """Stands in for Spark's streaming query: offers batches on a thread of its own, and ends when
+    one is refused, when it is stopped or when there are no more."""
+
+    def __init__(self, run: LocalRun, batches: Sequence[Batch]) -> None:
+        self._run, self._batches = run, batches
+        self._stopped = threading.Event()
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._offer, daemon=True)
+
+    def start(self) -> None:
+        """And let the driver follow it."""
+        self._thread.start()
+        self._run.driver.follow(self)
+
+    def stop(self) -> None:
+        assert threading.current_thread() is not self._thread, "Spark would wait for itself here"
+        self._stopped.set()
+        self._thread.join()
+
+    def awaitTermination(self) -> None:  # noqa: N802 - as Spark spells it
+        self._thread.join()
+        if self._problem is not None and not self._stopped.is_set():
+            raise RuntimeError("the query was terminated with an exception")
+
+    def _offer(self) -> None:
+        try:
+            for number, batch in enumerate(self._batches):
+                if self._stopped.is_set():
+                    return
+                self._run.driver._on_batch(batch, number)  # type: ignore[arg-type]
+        except BaseException as e:
+            self._problem = e

@@ -114,7 +114,7 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
             for _ in range(dice.randint(2, 6)):
                 mishaps.left = 6
                 comparison.feed(run, random_batch(dice, flow))
-                run.driver._handle(Idled(now_ms()))  # asks for files under way
+                run.handle(Idled(now_ms()))  # asks for files under way
                 if dice.random() < 0.3 and len(run.nodes.nodes) > 1:  # between two slices
                     lost = (dice.choice(run.nodes.nodes),)
                     run.nodes.kill(*lost)
