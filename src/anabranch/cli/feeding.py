@@ -57,9 +57,11 @@ class Feeder:
 
     def _write_all(self) -> None:
         start = last_us = time.time_ns() // 1_000
+        began_us = time.monotonic_ns() // 1_000
         end = start + int(self._duration_s * 1e6)
         while last_us < end and not self._cut_short.wait(FILE_EVERY_S):
-            now_us = min(end, time.time_ns() // 1_000)
+            # Event times go on evenly from the wall clock's at the start.
+            now_us = min(end, start + time.monotonic_ns() // 1_000 - began_us)
             due = self._due_by((now_us - start) / 1e6) - self.rows
             step = max(1, (now_us - last_us) // max(1, due))
             self._write([min(last_us + i * step, now_us - 1) for i in range(due)])

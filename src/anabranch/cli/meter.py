@@ -62,9 +62,8 @@ class Meter:
         for operator, rows in progress.rows_by_operator.items():
             self.rows_by_operator[operator] = self.rows_by_operator.get(operator, 0) + rows
         if self._first_ms is None:
-            self._first_ms = progress.processing_ms
-        end_ms = progress.processing_ms + round(progress.seconds * 1_000)
-        self._recent.append((end_ms, progress.rows_in))
+            self._first_ms = progress.ended_ms - round(progress.seconds * 1_000)
+        self._recent.append((progress.ended_ms, progress.rows_in))
         self._seconds.append(progress.seconds)
 
     def rate(self, now_ms: int) -> float:
@@ -83,11 +82,11 @@ class Meter:
         ordered = sorted(self._seconds)
         return Latency(self._seconds[-1], _quantile(ordered, 0.5), _quantile(ordered, 0.99))
 
-    def lag_s(self, now_ms: int) -> float | None:
-        """How far the watermark is behind the clock; None without event time."""
+    def lag_s(self, wall_ms: int) -> float | None:
+        """How far the watermark is behind the wall clock; None without event time."""
         if self.newest is None or self.newest.watermark_us is None:
             return None
-        return now_ms / 1e3 - self.newest.watermark_us / 1e6
+        return wall_ms / 1e3 - self.newest.watermark_us / 1e6
 
 
 def _quantile(ordered: list[float], share: float) -> float:

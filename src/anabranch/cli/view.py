@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anabranch.cli.meter import Meter
+from anabranch.driver.actions import now_ms, wall_ms
 from anabranch.model.plan import Plan
 
 REFRESHES_PER_S = 4
@@ -46,7 +47,7 @@ class View:
 
     def refresh(self) -> None:
         if self._live is not None:
-            self._live.update(tables(self._plan, self._meter, _now_ms()), refresh=True)
+            self._live.update(tables(self._plan, self._meter, now_ms(), wall_ms()), refresh=True)
             return
         meter = self._meter
         kinds: list[Sequence[object]] = [meter.decisions, meter.adjustments, meter.recoveries]
@@ -60,10 +61,10 @@ class View:
         if time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + LINE_EVERY_S
             self._printed_slice = newest.slice
-            self._console.print(line(self._meter, _now_ms()), soft_wrap=True)
+            self._console.print(line(self._meter, now_ms(), wall_ms()), soft_wrap=True)
 
 
-def line(meter: Meter, now_ms: int) -> str:
+def line(meter: Meter, now_ms: int, wall_ms: int) -> str:
     """The state of the job in one line."""
     newest, latency = meter.newest, meter.latency()
     if newest is None:
@@ -72,26 +73,26 @@ def line(meter: Meter, now_ms: int) -> str:
     if latency is not None:
         parts.append(f"latency {seconds(latency.last)} (median {seconds(latency.median)})")
     parts.append(f"state {newest.state_rows:,} rows, {megabytes(newest.state_bytes)}")
-    lag = meter.lag_s(now_ms)
+    lag = meter.lag_s(wall_ms)
     if lag is not None:
         parts.append(f"lag {seconds(lag)}")
     parts.append(f"{len(newest.nodes)} nodes")
     return " · ".join(parts)
 
 
-def tables(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
+def tables(plan: Plan, meter: Meter, now_ms: int, wall_ms: int) -> RenderableType:
     """Everything: headline, operators, nodes."""
     if meter.newest is None:
         return Text(f"{plan.topology.name}: waiting for the first rows …")
-    parts = [_headline(plan, meter, now_ms), _operators(plan, meter), _nodes(meter)]
+    parts = [_headline(plan, meter, now_ms, wall_ms), _operators(plan, meter), _nodes(meter)]
     events = _events(meter)
     if events:
         parts.append(events)
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
-def _headline(plan: Plan, meter: Meter, now_ms: int) -> RenderableType:
-    newest, latency, lag = meter.newest, meter.latency(), meter.lag_s(now_ms)
+def _headline(plan: Plan, meter: Meter, now_ms: int, wall_ms: int) -> RenderableType:
+    newest, latency, lag = meter.newest, meter.latency(), meter.lag_s(wall_ms)
     assert newest is not None
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
@@ -181,7 +182,3 @@ def seconds(value: float) -> str:
 
 def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -112,9 +112,9 @@ class Autoscaler:
         self._config = config
         self._interval_s = slice_interval_ms / 1000
         # What must wait: until when, and how often it had to.
-        self._holds: dict[str, tuple[int, int]] = {
-            what: (until, times) for what, (until, times) in (memory or {}).get("holds", {}).items()
-        }
+        self._holds: dict[str, tuple[int, int]] = {}
+        self._remembered: Mapping[str, tuple[int, int]] = (memory or {}).get("holds", {})
+        self._ahead_ms = 0  # the wall clock, of the one that intervals are measured by
         self._decided: list[dict[str, Any]] = list((memory or {}).get("decisions", []))
         self._calm_until_ms: int | None = None
         self._version = -1
@@ -124,7 +124,16 @@ class Autoscaler:
     @property
     def memory(self) -> dict[str, Any]:
         """What the next driver should know."""
-        return {"holds": dict(self._holds), "decisions": self._decided[-REMEMBERED:]}
+        holds = {w: (until + self._ahead_ms, n) for w, (until, n) in self._holds.items()}
+        return {"holds": holds, "decisions": self._decided[-REMEMBERED:]}
+
+    def _remember(self, now_ms: int) -> None:
+        """What earlier runs noted by the wall clock, which may have been set since: nothing waits
+        for longer than it would have at first."""
+        for what, (until, times) in self._remembered.items():
+            longest = now_ms + self._hold_ms(times - 1)
+            self._holds[what] = min(until - self._ahead_ms, longest), times
+        self._remembered = {}
 
     def decide(
         self,
@@ -132,8 +141,12 @@ class Autoscaler:
         mapping: PartitionMapping,
         nodes: Sequence[NodeId],
         now_ms: int,
+        wall_ms: int,
     ) -> Decision | None:
-        """What to do now, if anything. `measured` is all under this mapping, the newest last."""
+        """What to do now, if anything. `measured` is all under this mapping, the newest last;
+        what others see later carries the time of the wall clock."""
+        self._ahead_ms = wall_ms - now_ms
+        self._remember(now_ms)
         if mapping.version != self._version:
             self._version = mapping.version
             self._rest(now_ms)
@@ -143,7 +156,7 @@ class Autoscaler:
             decision = self._change(measured, mapping, nodes, now_ms)
         if decision is None:
             return None
-        decision = replace(decision, dry_run=self._config.dry_run)
+        decision = replace(decision, dry_run=self._config.dry_run, at_ms=wall_ms)
         if decision.what == self._last and (decision.dry_run or decision.kind == "none"):
             return None  # said already
         self._last = decision.what
@@ -223,8 +236,12 @@ class Autoscaler:
 
     def _hold(self, what: str, now_ms: int) -> None:
         _, times = self._holds.get(what, (0, 0))
-        cool_downs = HOLD * 2 ** min(times, MAX_DOUBLINGS)
-        self._holds[what] = now_ms + cool_downs * self._config.ms("cool_down"), times + 1
+        self._holds[what] = now_ms + self._hold_ms(times), times + 1
+
+    def _hold_ms(self, times: int) -> int:
+        """For so long, after it had to wait so many times before."""
+        cool_downs: int = HOLD * 2 ** min(times, MAX_DOUBLINGS)
+        return cool_downs * self._config.ms("cool_down")
 
     def _held(self, what: str, now_ms: int) -> bool:
         return now_ms < self._holds.get(what, (0, 0))[0]

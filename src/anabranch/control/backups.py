@@ -52,14 +52,18 @@ class BackupLedger:
         self._from |= {p: self._copied_from[p] for p in partitions}
 
     def choose(
-        self, reports: Sequence[NodeReport], plan: SlicePlan, mapping: Mapping, now_ms: int
+        self,
+        reports: Sequence[NodeReport],
+        plan: SlicePlan,
+        mapping: Mapping,
+        began_ms: int,
+        now_ms: int,
     ) -> NoteBackups | None:
         """Measure a slice; from time to time, choose anew."""
         if self.bound is None:
             return None
         before = self.chosen(mapping)
-        seconds = (now_ms - plan.processing_ms) / 1000
-        self.bound.observe(reports, plan.processing_ms, seconds)
+        self.bound.observe(reports, began_ms, (now_ms - began_ms) / 1000)
         choice = self.bound.plan(mapping)
         if choice is None:
             return None

@@ -27,6 +27,7 @@ from anabranch.control.elasticity import Change, Wishes
 from anabranch.control.layouts import LayoutLedger
 from anabranch.control.ledger import SliceLedger
 from anabranch.control.load import Load
+from anabranch.control.processing_time import ProcessingTime
 from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.control.recovery_bound import RecoveryBound
 from anabranch.errors import (
@@ -172,6 +173,10 @@ class Controller:
             scale = config.autoscale
             self.load = Load(scale.ms("interval"), scale.measurements("drain_after"))
             self._autoscaler = Autoscaler(plan, scale, config.slice_interval_ms, past.autoscaler)
+        newest = self._slices.newest
+        self._time = ProcessingTime(newest.processing_ms if newest else None)
+        self._wall_ms = 0  # with the event in hand
+        self._began_ms = 0  # the slice in hand, or the one before
         self._due_ms: dict[PartitionId, int] = {}  # when a partition's next timer comes
         self._lost_ms: int | None = None  # when the loss that is being recovered was known
         self._running: SlicePlan | None = None
@@ -210,10 +215,13 @@ class Controller:
         """What a restart begins with."""
         return self._checkpoints.cut
 
-    def handle(self, event: Event) -> list[Command]:
-        """One event in, the commands it causes out."""
+    def handle(self, event: Event, wall_ms: int | None = None) -> list[Command]:
+        """One event in, the commands it causes out. `wall_ms` is what the wall clock says: the
+        event's own time goes on evenly, and means nothing but intervals. A world that has only
+        that one clock leaves it out."""
         if self.phase is Phase.ENDED:
             return []
+        self._wall_ms = event.now_ms if wall_ms is None else wall_ms
         match event:
             case NodesJoined():
                 return self._on_joined(event)
@@ -575,7 +583,9 @@ class Controller:
         if not measured or not ready or self._autoscaler is None or self.mapping is None:
             return []
         nodes = self._wishes.allowed(self._nodes)
-        decision = self._autoscaler.decide(self.load.measured, self.mapping, nodes, now_ms)
+        decision = self._autoscaler.decide(
+            self.load.measured, self.mapping, nodes, now_ms, self._wall_ms
+        )
         if decision is None:
             return []
         commands: list[Command] = [NoteDecision(decision, self._autoscaler.memory)]
@@ -639,7 +649,7 @@ class Controller:
         if self._disk_full and self._checkpoints.in_flight:
             return [PollNodes()]
         if self.phase is Phase.STOPPING:
-            return self._stop_step()
+            return self._stop_step(now_ms)
         step = self._adjust()
         if step:
             return step
@@ -685,26 +695,26 @@ class Controller:
     def _timer_is_due(self, now_ms: int) -> bool:
         """Has a timer of processing time come, or a time to live ended?"""
         owners = self.mapping.owners if self.mapping is not None else {}
-        return any(ms <= now_ms for p, ms in self._due_ms.items() if p in owners)
+        time_ms = self._time.at(now_ms, self._wall_ms)
+        return any(ms <= time_ms for p, ms in self._due_ms.items() if p in owners)
 
     @property
     def _uncut(self) -> bool:
         """Are there slices that no checkpoint covers?"""
         return self.newest is not None and self.newest.number > self._checkpoints.cut_slice
 
-    def _stop_step(self, now_ms: int | None = None) -> list[Command]:
+    def _stop_step(self, now_ms: int) -> list[Command]:
         """Close what the watermark allows, seal the last slice, wait for its files, end. The rest
         of a batch that is cut into slices stays in the log; the next of them is the one to seal,
         because their numbers are given."""
         newest = self.newest
         if self._checkpoints.in_flight:
             return [PollNodes()]
-        when = now_ms if now_ms is not None else newest.processing_ms if newest else 0
         if newest is not None and newest.chunks_left:
             if self._uncut:
-                return self._start(Feed.LOG, newest.batch, newest.source_tasks, when, seal=True)
+                return self._start(Feed.LOG, newest.batch, newest.source_tasks, now_ms, seal=True)
         elif newest is not None and (self._uncut or self._slices.time_has_moved):
-            return self._start(Feed.NONE, None, 0, when, seal=self._slices.time_will_rest)
+            return self._start(Feed.NONE, None, 0, now_ms, seal=self._slices.time_will_rest)
         self.phase = Phase.ENDED
         return [FinishRun()]
 
@@ -713,6 +723,7 @@ class Controller:
     ) -> list[Command]:
         newest = self.newest
         logged = newest if feed is Feed.LOG else None  # a further slice of the same batch
+        self._began_ms = now_ms
         return self._run(
             SlicePlan(
                 number=self._slices.next_slice,
@@ -721,7 +732,7 @@ class Controller:
                 source_tasks=source_tasks,
                 watermark_us=self._slices.watermark_us,
                 watermarks=self._slices.watermarks,
-                processing_ms=now_ms,
+                processing_ms=self._time.at(now_ms, self._wall_ms),
                 mapping=0,
                 seal=self._shall_seal(now_ms, seal) and not self._checkpoints.in_flight,
                 writes=self._seal_writes,
@@ -779,12 +790,13 @@ class Controller:
         assert self.mapping is not None
         self._advance(event.reports, plan.number + 1, frozenset(self.mapping.owners))
         commands = self._commit(plan, event)
-        choice = self.backups.choose(event.reports, plan, self.mapping, event.now_ms)
+        took = self._began_ms, event.now_ms
+        choice = self.backups.choose(event.reports, plan, self.mapping, *took)
         commands += [choice] if choice else []
-        self.load.observe(plan, event.reports, event.now_ms)
+        self.load.observe(plan, event.reports, *took)
         commands += self._autoscale(event.now_ms)
         if plan.seal:
-            self._checkpoints.sealed(plan.number, self.mapping, plan.processing_ms)
+            self._checkpoints.sealed(plan.number, self.mapping, self._began_ms)
         commands += self._on_reports(event.reports)
         if self._waiting_batch is not None and not self._stop_asked:
             return commands  # it is offered again: between two slices, others have their turn
@@ -848,7 +860,9 @@ class Controller:
             raise InvariantError(f"before slice {upto} no report came from {names}")
 
     def _commit(self, plan: SlicePlan, event: SliceRan) -> list[Command]:
-        record, staged = self._slices.commit(plan, event.source_tasks, event.reports)
+        record, staged = self._slices.commit(
+            plan, event.source_tasks, event.reports, self._began_ms
+        )
         commands: list[Command] = [WriteSlice(record), ExposeSlice(record, staged)]
         if plan.batch is not None and record.batch_end:
             commands.append(FinishBatch(plan.batch))

@@ -81,9 +81,9 @@ class SliceLedger:
         self.records = [r for r in self.records if r.number >= first]
 
     def commit(
-        self, plan: SlicePlan, source_tasks: int, reports: Sequence[NodeReport]
+        self, plan: SlicePlan, source_tasks: int, reports: Sequence[NodeReport], began_ms: int
     ) -> tuple[SliceRecord, tuple[Staged, ...]]:
-        """The record of a slice that every partition has applied."""
+        """The record of a slice that every partition has applied, and that began then."""
         sources = {s.partition: s for r in reports for s in r.sources}
         if plan.feed is not Feed.NONE and len(sources) != source_tasks:
             raise InvariantError(
@@ -92,7 +92,7 @@ class SliceLedger:
             )
         chunks_left = self._chunks_left(plan, sources.values())
         rows = _rows_by_source(s.rows for s in sources.values())
-        self._watermark.look(rows, plan.processing_ms, anew=plan.feed is not Feed.LOG)
+        self._watermark.look(rows, began_ms, anew=plan.feed is not Feed.LOG)
         self._watermark.observe(_latest_times(sources.values()), chunks_left == 0)
         staged = {(s.sink, s.writer): s for r in reports for s in r.staged}
         ordered = tuple(sorted(staged.values(), key=_place))

@@ -63,16 +63,18 @@ class Load:
         self._sums: _Sums | None = None
         self._seen: dict[NodeId, tuple[str, float]] = {}  # incarnation, CPU since its start
 
-    def observe(self, plan: SlicePlan, reports: Sequence[NodeReport], now_ms: int) -> None:
+    def observe(
+        self, plan: SlicePlan, reports: Sequence[NodeReport], began_ms: int, now_ms: int
+    ) -> None:
         """Fold in a slice that has happened."""
         node_s = {r.node: self._since(r) for r in reports}
         sums = self._sums
-        if sums is None or sums.mapping != plan.mapping or now_ms < sums.start_ms:
+        if sums is None or sums.mapping != plan.mapping:
             self.measured.clear()
             self._sums = _Sums(plan.mapping, now_ms)
             return
         sums.batches += plan.feed is not Feed.LOG  # which is the rest of a batch
-        sums.busy_ms += now_ms - plan.processing_ms
+        sums.busy_ms += now_ms - began_ms
         for report in reports:
             for source in report.sources:
                 sums.rows += sum(source.rows.values())

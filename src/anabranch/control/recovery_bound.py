@@ -66,9 +66,7 @@ class RecoveryBound:
         self._version = 0  # of the mapping that was planned for
         self.choice: BackupChoice | None = None
 
-    def observe(
-        self, reports: Sequence[NodeReport], processing_ms: int, seconds: float = 0.0
-    ) -> None:
+    def observe(self, reports: Sequence[NodeReport], began_ms: int, seconds: float = 0.0) -> None:
         """Fold in the loads of one slice, which took so long in all."""
         worked = max((sum(x.cpu_s for x in r.partitions.values()) for r in reports), default=0.0)
         self._jobs_s.append(max(0.0, seconds - worked))
@@ -80,11 +78,11 @@ class RecoveryBound:
                 known.cpu_s += SMOOTHING * (seen.cpu_s - known.cpu_s)
                 known.state_bytes = seen.state_bytes
                 known.out_bytes += SMOOTHING * (seen.out_bytes - known.out_bytes)
-        if self._last_ms is not None and processing_ms > self._last_ms:
-            gap = (processing_ms - self._last_ms) / 1000
+        if self._last_ms is not None and began_ms > self._last_ms:
+            gap = (began_ms - self._last_ms) / 1000
             before = self._slice_s or gap
             self._slice_s = before + SMOOTHING * (gap - before)
-        self._last_ms = processing_ms
+        self._last_ms = began_ms
         self._since_plan += 1
 
     def recovered(

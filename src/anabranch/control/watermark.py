@@ -5,9 +5,9 @@ in every replay. It never goes back, and it stands still between the slices of o
 rows are in no order, one of the first may be the latest of all.
 
 A source with an idle time-out that has brought no rows for that long does not hold it back. Every
-slice that takes a batch, or finds that there is none, looks at all sources; time is that of these
-slices, and the time between two runs does not count. If all sources are idle, the most that any
-of them allows is taken.
+slice that takes a batch, or finds that there is none, looks at all sources; the time between two
+of these slices counts, by the steady clock, and the time between two runs does not. If all
+sources are idle, the most that any of them allows is taken.
 """
 
 from __future__ import annotations

@@ -135,7 +135,9 @@ class Actions:
         clock: Callable[[], int] | None = None,
         behind: bool = False,
     ) -> None:
+        """A `clock` takes the place of both of ours."""
         self._clock = clock or now_ms
+        self.wall_ms = clock or wall_ms
         self._behind = ThreadPoolExecutor(1, "anabranch-trim") if behind else None
         self._root = root
         self._prepared = prepared
@@ -276,7 +278,7 @@ class Actions:
         """From now on the recovery counts."""
         log.warning("lost node %s: %s", ", ".join(event.nodes), event.reason)
         self._lost, self._lost_reason = event.nodes, event.reason
-        self._known_lost_at = time.monotonic(), event.now_ms
+        self._known_lost_at = time.monotonic(), self.wall_ms()
 
     def _execute(self, command: Command, waves: Waves) -> Event | None:
         match command:
@@ -354,16 +356,17 @@ class Actions:
         slice_no, at = self._checkpoint
         age = None if at is None else self.last_slice_at - at
         seconds = self.last_slice_at - started
-        progress = summarise(plan, reports, seconds, self._mapping, (slice_no, age))
+        ended_ms = self._clock()
+        progress = summarise(plan, reports, seconds, ended_ms, self._mapping, (slice_no, age))
         self._ran = progress
-        return SliceRan(plan.number, tasks, tuple(reports), self._clock())
+        return SliceRan(plan.number, tasks, tuple(reports), ended_ms)
 
     def _recover(self, plan: RecoveryPlan, waves: Waves) -> Event:
         self._mapping = plan.mapping
         if plan.part == 0:
             self._recovery_began, self._restore_s = time.monotonic(), 0.0
         if self._known_lost_at is None:  # a start, or a node process that was replaced
-            self._known_lost_at = self._recovery_began, self._clock()
+            self._known_lost_at = self._recovery_began, self.wall_ms()
         reports = waves.recover(plan, self.run)
         torn = [f for r in reports for f in r.failures if f.kind == "restore"]
         if torn:
@@ -514,4 +517,10 @@ def _shown(
 
 
 def now_ms() -> int:
+    """For intervals: it goes on evenly, and means nothing by itself."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def wall_ms() -> int:
+    """What people call the time, since 1970; it may be set, or leap."""
     return time.time_ns() // 1_000_000

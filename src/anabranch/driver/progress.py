@@ -19,6 +19,7 @@ class Progress:
     batch: int | None
     processing_ms: int
     seconds: float
+    ended_ms: int  # by a clock that goes on evenly, and means nothing by itself: for rates
     rows_in: int
     rows_by_source: Mapping[str, int]
     rows_by_operator: Mapping[str, int]
@@ -76,6 +77,7 @@ def summarise(
     plan: SlicePlan,
     reports: Sequence[NodeReport],
     seconds: float,
+    ended_ms: int,
     mapping: PartitionMapping,
     checkpoint: tuple[int, float | None],
 ) -> Progress:
@@ -105,6 +107,7 @@ def summarise(
         batch=plan.batch,
         processing_ms=plan.processing_ms,
         seconds=seconds,
+        ended_ms=ended_ms,
         rows_in=sum(by_source.values()),
         rows_by_source=by_source,
         rows_by_operator=by_operator,

@@ -53,10 +53,10 @@ def status(
 
 
 def _rate(slices: Iterable[Progress], now_ms: int) -> float:
-    recent = [s for s in slices if s.processing_ms >= now_ms - RATE_WINDOW_MS]
+    recent = [s for s in slices if s.ended_ms >= now_ms - RATE_WINDOW_MS]
     if not recent:
         return 0.0
-    seconds = max(1.0, (now_ms - recent[0].processing_ms) / 1000)
+    seconds = max(1.0, (now_ms - recent[0].ended_ms) / 1000 + recent[0].seconds)
     return sum(s.rows_in for s in recent) / seconds
 
 

@@ -78,19 +78,13 @@ class Steps:
         return True
 
     def abort(self, error: AnabranchError) -> None:
-        """End the run once the step in hand is done; no other one begins."""
+        """End the run, unless it is over, once the step in hand is done; no other one begins."""
         self._turns.take()
         try:
-            self.end(error)
+            if not self.over:
+                self.error = error
         finally:
             self._turns.give_back()
-
-    def end(self, problem: BaseException, doing: str = "") -> AnabranchError:
-        """The run ends with this, unless it is over; what to raise from `await_termination`."""
-        error = problem if isinstance(problem, AnabranchError) else _explained(problem, doing)
-        if not self.over:
-            self.error = error
-        return error
 
     def _step(self, event: Event) -> None:
         if self.over:
@@ -102,22 +96,22 @@ class Steps:
         doing, todo = type(event).__name__, None
         try:
             self._actions.check()  # a driver that was replaced ends, also when it has nothing to do
-            todo = deque(self._controller.handle(event))
+            todo = deque(self._controller.handle(event, self._actions.wall_ms()))
             while todo:
                 command = todo.popleft()
                 doing = type(command).__name__
                 caused = self._actions.execute(command, self._waves)
                 if caused is not None:
-                    todo.extend(self._controller.handle(caused))
+                    todo.extend(self._controller.handle(caused, self._actions.wall_ms()))
         except Exception as e:
             if todo is None and isinstance(e, AdjustmentError):
                 raise  # a refusal: nothing has changed
-            error = self.end(e, doing)
-            if error is e:
+            self.error = e if isinstance(e, AnabranchError) else _explained(e, doing)
+            if self.error is e:
                 raise
-            raise error from e
+            raise self.error from e
         except BaseException as e:
-            self.end(e, doing)
+            self.error = _explained(e, doing)
             raise
 
     def _step_later(self, event: Event) -> None:
@@ -152,7 +146,7 @@ class Steps:
                     exc_info=True,
                 )
         except BaseException as e:  # sys.exit(), Ctrl-C
-            self.end(e, "a function given to on_progress")
+            self.abort(_explained(e, "a function given to on_progress"))
             raise
 
 

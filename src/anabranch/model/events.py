@@ -1,4 +1,8 @@
-"""What the control plane hears: past tense, with the time it was heard."""
+"""What the control plane hears: past tense, with the time it was heard.
+
+`now_ms` is by a clock that goes on evenly, whatever the wall clock does: the difference of two is
+an interval, and one alone means nothing.
+"""
 
 from __future__ import annotations
 

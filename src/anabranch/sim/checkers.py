@@ -79,6 +79,9 @@ class Checkers:
         self._values.update(value for _, value, _ in rows)
         if sum(record.rows.values()) != len(rows) * self._job.row_weight:
             violated(f"slice {number} is journalled with {record.rows}, its log has {len(rows)}")
+        before = self._records.get(number - 1)
+        if before is not None and record.processing_ms < before.processing_ms:
+            violated(f"time goes back with slice {number}")
         self._records[number] = record
         mapping = self._mappings.get(record.mapping)
         if mapping is None:

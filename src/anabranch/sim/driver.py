@@ -64,9 +64,7 @@ class DicedBackups(RecoveryBound):
         self._world = world
         self.choice: BackupChoice | None = None
 
-    def observe(
-        self, reports: Sequence[NodeReport], processing_ms: int, seconds: float = 0.0
-    ) -> None:
+    def observe(self, reports: Sequence[NodeReport], began_ms: int, seconds: float = 0.0) -> None:
         pass
 
     def recovered(
@@ -161,7 +159,7 @@ class SimDriver:
         possible = self.requests.may(request, self.nodes)
         self.world.tell("asked for: {}", request)
         try:
-            commands = self.controller.handle(request)
+            commands = self.controller.handle(request, self.world.wall_ms)
         except AdjustmentError as e:
             self.world.counts["requests refused"] += 1
             self.world.tell("… refused: {}", e)
@@ -203,7 +201,7 @@ class SimDriver:
         return not self.ended
 
     def _handle(self, event: Event) -> None:
-        self._carry_out(self.controller.handle(event))
+        self._carry_out(self.controller.handle(event, self.world.wall_ms))
 
     def _carry_out(self, commands: list[Command]) -> None:
         todo = deque(commands)
@@ -213,7 +211,7 @@ class SimDriver:
             caused = self._execute(command)
             self.checkers.after(command)
             if caused is not None:
-                todo.extend(self.controller.handle(caused))
+                todo.extend(self.controller.handle(caused, self.world.wall_ms))
 
     # -- commands ------------------------------------------------------------------------------
 

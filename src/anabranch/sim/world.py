@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 STEP_MS = 6  # at most so much passes between two things that happen
+LEAP_MS, LEAPS = 100_000, 0.02  # of the wall clock, and how likely at each look
 # Faults end within 800 steps; the longest of the seeds 0 to 2,499 ends after 1,341.
 MAX_STEPS = 8_000
 
@@ -24,6 +25,7 @@ class World:
         self.seed = seed
         self.dice = random.Random(seed)
         self.now_ms = 0
+        self._ahead_ms = 0  # the wall clock
         self.steps = 0
         self.counts: Counter[str] = Counter()
         self._due: list[tuple[int, int, Callable[[], None]]] = []
@@ -44,6 +46,15 @@ class World:
             self.now_ms, _, action = heapq.heappop(self._due)
             action()
         self.now_ms = until
+
+    @property
+    def wall_ms(self) -> int:
+        """What the wall clock says; now and then somebody sets it."""
+        if self.chance(LEAPS):
+            self._ahead_ms = self.dice.choice((0, 0, LEAP_MS, -LEAP_MS, 40, -40))
+            self.counts["leaps of the clock"] += 1
+            self.tell("the wall clock is set, to {} ms ahead", self._ahead_ms)
+        return LEAP_MS + self.now_ms + self._ahead_ms
 
     def chance(self, share: float) -> bool:
         return share > 0 and self.dice.random() < share

@@ -20,6 +20,7 @@ from anabranch.model.scaling import Decision
 
 PLAN = word_count(Path("in"), Path("out"), "30s").plan()
 T0 = 1_700_000_000_000
+S0 = 5_000  # by the clock that rates are measured by
 
 
 def progress(number: int, **changes: Any) -> Progress:
@@ -45,7 +46,9 @@ def progress(number: int, **changes: Any) -> Progress:
         "cpu_s": 0.1,
         "nodes": {"0": (4711, 150_000_000, 1), "1": (4712, 160_000_000, 1)},
     }
-    return Progress(**{**values, **changes})
+    values |= changes
+    ended_ms = S0 + number * 1_000 + round(values["seconds"] * 1_000)
+    return Progress(**values, ended_ms=ended_ms)
 
 
 def test_a_slice_is_counted_once_however_often_it_is_shown() -> None:
@@ -59,9 +62,9 @@ def test_a_slice_is_counted_once_however_often_it_is_shown() -> None:
 
 def test_rate_is_of_the_last_ten_seconds_and_falls_to_zero() -> None:
     meter = Meter()
-    assert meter.rate(T0) == 0
+    assert meter.rate(S0) == 0
     meter.observe(progress(k) for k in range(1, 31))
-    now = T0 + 30_500
+    now = S0 + 30_500
     assert meter.rate(now) == 2_000
     assert meter.rate(now + 5_000) == 1_000
     assert meter.rate(now + 60_000) == 0
@@ -70,7 +73,7 @@ def test_rate_is_of_the_last_ten_seconds_and_falls_to_zero() -> None:
 def test_rows_count_when_their_slice_ends() -> None:
     meter = Meter()
     meter.observe([progress(1, seconds=15.0)])
-    assert meter.rate(T0 + 16_000) == 200
+    assert meter.rate(S0 + 16_000) == 200
 
 
 def test_latency_quantiles() -> None:
@@ -96,9 +99,9 @@ def drawn(renderable: Any) -> str:
 
 def test_tables_show_every_figure() -> None:
     meter = Meter()
-    assert "waiting" in drawn(view.tables(PLAN, meter, T0))
+    assert "waiting" in drawn(view.tables(PLAN, meter, S0, T0))
     meter.observe([progress(1, seconds=0.25, watermark_us=T0 * 1_000, late_rows=3)])
-    text = drawn(view.tables(PLAN, meter, T0 + 2_000))
+    text = drawn(view.tables(PLAN, meter, S0 + 2_000, T0 + 2_000))
     for figure in (
         *("word_count", "slice 1", "2,000 rows/s", "last 250 ms", "p99 250 ms", "lag 2.0 s"),
         *("2023-11-14 22:13:20Z", "3 late rows", "splitter", "16,000", "700", "2.5 MB"),
@@ -136,7 +139,7 @@ def test_decisions_and_adjustments_are_shown_as_they_happen() -> None:
     )
     meter.observe([progress(8)])
     meter.adjusting = True
-    text = drawn(view.tables(PLAN, meter, T0 + 9_000))
+    text = drawn(view.tables(PLAN, meter, S0 + 9_000, T0 + 9_000))
     assert "because of [it]" in text
     assert "adjusted after slice 7" in text
     assert "adjusting …" in text

@@ -137,7 +137,15 @@ class Play:
         ]
         return self.controller.handle(PartitionsRecovered(tuple(restored), 0))
 
-    def ran(self, run: Command, rows: int = 3, chunks: int = 1, **changes: Any) -> list[Command]:
+    def ran(
+        self,
+        run: Command,
+        rows: int = 3,
+        chunks: int = 1,
+        now_ms: int | None = None,
+        wall_ms: int | None = None,
+        **changes: Any,
+    ) -> list[Command]:
         assert isinstance(run, RunSlice)
         number, tasks = run.plan.number, 0
         if run.plan.feed is not Feed.NONE:
@@ -145,7 +153,8 @@ class Play:
             sources = (SourceReport(0, chunks, {"s": rows}, rows, {"s": 100 * number}, 0, 0.0),)
             changes = {"sources": sources, **changes}
         reports = self.reports(number + 1, **changes)
-        return self.controller.handle(SliceRan(number, tasks, reports, 50 * number))
+        now_ms = 50 * number if now_ms is None else now_ms
+        return self.controller.handle(SliceRan(number, tasks, reports, now_ms), wall_ms)
 
     def written(
         self, number: int, full: bool = True, only: Collection[NodeId] | None = None

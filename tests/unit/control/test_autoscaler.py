@@ -21,6 +21,7 @@ from anabranch.model.scaling import Decision
 from anabranch.model.slices import Feed, SlicePlan
 from anabranch.model.topology import Kind, Operator, Topology
 
+AHEAD_MS = 1_700_000_000_000  # the wall clock, of the one that intervals are measured by
 CONFIG = Autoscale(cool_down="20s", down_after="20s", drain_after="1m")
 
 
@@ -86,7 +87,9 @@ class Job:
         """Five seconds; a decision is carried out at once."""
         self.now_ms += 5_000
         self.measured.append(measurement or self.measurement())
-        made = self.scaler.decide(self.measured, self.mapping, self.names, self.now_ms)
+        made = self.scaler.decide(
+            self.measured, self.mapping, self.names, self.now_ms, self.now_ms + AHEAD_MS
+        )
         if made is None:
             return None
         self.said.append(made)
@@ -320,6 +323,16 @@ def test_a_start_begins_with_a_cool_down_and_with_what_was_learnt() -> None:
     assert len(fresh.run(1)) == 1
 
 
+def test_what_was_learnt_does_not_wait_for_a_clock_that_was_wrong() -> None:
+    """Holds are noted by the wall clock; set back by years, it would never come."""
+    years = {"holds": {"up a": [AHEAD_MS * 2, 1], "up b": [AHEAD_MS * 2, 1]}, "decisions": []}
+    job = Job(nodes=8, cores={"a": 1.9, "b": 1.0}, memory=years, fixed_s=0.1)
+    assert job.run(8) == []
+    made = job.run(60)
+    assert made[0].kind == "up"
+    assert made[0].at_ms > AHEAD_MS
+
+
 def test_a_dry_run_says_what_it_would_do_once() -> None:
     job = Job((2, 2), 8, replace(CONFIG, dry_run=True), cores={"a": 1.9, "b": 1.0}, fixed_s=0.1)
     (made,) = job.run(40)
@@ -370,7 +383,7 @@ def reports(number: int, cpu_s: float = 0.2, incarnation: str = "i") -> list[Nod
 def observed(load: Load, numbers: range, **changes: Any) -> None:
     for number in numbers:
         plan = slice_plan(number, **changes)
-        load.observe(plan, reports(number), plan.processing_ms + 400)
+        load.observe(plan, reports(number), plan.processing_ms, plan.processing_ms + 400)
 
 
 def test_slices_become_measurements_of_one_interval() -> None:
@@ -395,7 +408,7 @@ def test_a_batch_cut_into_slices_counts_once() -> None:
     observed(load, range(1, 2))
     for number in range(2, 7):
         plan = slice_plan(number, Feed.LIVE if number == 2 else Feed.LOG)
-        load.observe(plan, reports(number), plan.processing_ms + 400)
+        load.observe(plan, reports(number), plan.processing_ms, plan.processing_ms + 400)
     assert load.measure(6_400)
     (found,) = load.measured
     assert (found.batches, found.batch_s, found.rows) == (1, 2.0, 500)
@@ -408,6 +421,6 @@ def test_another_mapping_or_process_begins_anew() -> None:
     observed(load, range(7, 8), mapping=2)
     assert list(load.measured) == []
     assert load.if_moved_to(2) is None
-    load.observe(slice_plan(8, mapping=2), reports(8, incarnation="another"), 8_400)
+    load.observe(slice_plan(8, mapping=2), reports(8, incarnation="another"), 8_000, 8_400)
     assert load.measure(12_400)
     assert load.measured[-1].nodes == pytest.approx({FIRST: 0.01, SECOND: 0.01})  # sources only

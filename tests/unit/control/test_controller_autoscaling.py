@@ -105,7 +105,7 @@ def test_a_quiet_job_is_measured_too() -> None:
 
 def test_what_it_learnt_comes_back_with_the_journal() -> None:
     hold = {"holds": {"up count": [NEVER, 1]}, "decisions": []}
-    play = Busy(past=Past(autoscaler=hold))
+    play = Busy(past=Past(autoscaler=hold), config=Autoscale(cool_down="1s", interval="1s"))
     play.busy = 0.9
     for _ in range(10):
         assert not [n for n in noted(play.slice()) if n.decision.parallelism]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from local_run import LocalQuery, LocalRun
@@ -17,7 +18,13 @@ from local_run import LocalQuery, LocalRun
 import anabranch as ab
 from anabranch.driver.progress import Progress
 from anabranch.driver.steps import Turns
-from anabranch.errors import AdjustmentError, AnabranchError, ClusterError, StorageError
+from anabranch.errors import (
+    AdjustmentError,
+    AnabranchError,
+    ClusterError,
+    OperatorError,
+    StorageError,
+)
 from anabranch.model.events import DrainRequested, ScaleRequested
 from anabranch.model.ids import NodeId
 from anabranch.storage.journal import DirectoryLock
@@ -176,6 +183,19 @@ def test_a_sink_that_raises_ends_the_run_and_no_row_is_lost(
     }
     assert followed(run) is None
     assert shown(tmp_path) == ROWS
+
+
+def test_a_function_that_raises_ends_the_run(tmp_path: Path) -> None:
+    def fails(frame: pl.DataFrame) -> pl.DataFrame:
+        if (frame["v"] == 20).any():
+            raise ValueError("twenty is too much")
+        return frame
+
+    made = ab.Topology("t", key_groups=4, parallelism=2)
+    made.source("s", None).map("mapped", fails).to("out", ab.Memory())
+    error = followed(LocalRun(made, tmp_path / "ck"))
+    assert isinstance(error, OperatorError)
+    assert "twenty is too much" in error.message
 
 
 def test_an_error_at_the_very_end_lets_go_of_the_directory(tmp_path: Path) -> None:

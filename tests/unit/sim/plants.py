@@ -17,6 +17,7 @@ from anabranch.control.controller import Controller, Past
 from anabranch.control.elasticity import Wishes
 from anabranch.control.layouts import LayoutLedger
 from anabranch.control.ledger import SliceLedger
+from anabranch.control.processing_time import ProcessingTime
 from anabranch.model import mapping as mapping_module
 from anabranch.model.commands import Command, NoteBackups, TrimStorage, WriteSlice
 from anabranch.model.events import DrainRequested, NodesLost, ScaleRequested
@@ -125,6 +126,11 @@ def slice_exposed_before_it_is_journalled(patch: pytest.MonkeyPatch) -> None:
 def batch_finished_before_its_last_slice(patch: pytest.MonkeyPatch) -> None:
     real = SliceLedger._chunks_left
     patch.setattr(SliceLedger, "_chunks_left", lambda self, *args: max(0, real(self, *args) - 1))
+
+
+@plant
+def processing_time_is_whatever_the_clock_says(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProcessingTime, "at", lambda self, now_ms, wall_ms: wall_ms)
 
 
 # -- duplicates and completeness ------------------------------------------------------------------
