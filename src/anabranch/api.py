@@ -180,6 +180,7 @@ class Topology:
         backups: str | Sequence[str] = "all",
         recovery_bound: Duration | None = None,
         node_timeout: Duration = "5s",
+        slice_timeout: Duration | None = None,
         autoscale: Autoscale | bool = False,
         parallel_recovery: int = 1,
         drop_state: Sequence[str] = (),
@@ -195,10 +196,13 @@ class Topology:
         list; what is not kept is computed again, which takes longer. With a `recovery_bound`, the
         job measures itself and chooses the cheapest backups that bring any lost node back in
         time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
-        process is gone is noticed at once. With `autoscale`, the job measures its CPU and its
-        slices and chooses the parallelism of its operators, and the nodes it asks for, by itself.
-        With a `parallel_recovery` of 2 or more, a lost partition of an operator that only sinks
-        read is rebuilt as so many, on as many nodes, until the next checkpoint makes them one.
+        process is gone is noticed at once. A slice that takes longer than `slice_timeout` ends the
+        run with an error that names the operator that did not return; by default it may take as
+        long as it likes, for after a long stop the first one may be large. With `autoscale`, the
+        job measures its CPU and its slices and chooses the parallelism of its operators, and the
+        nodes it asks for, by itself. With a `parallel_recovery` of 2 or more, a lost partition of
+        an operator that only sinks read is rebuilt as so many, on as many nodes, until the next
+        checkpoint makes them one.
         `drop_state` names operators that are not in the topology any more and whose state in the
         checkpoint is given up. With a `state_url` such as "s3://bucket/job", the files of state
         go there, to any store that fsspec knows; `checkpoint` keeps all the rest. `strategy` is
@@ -240,6 +244,9 @@ class Topology:
             if recovery_bound is None
             else _positive_ms("recovery_bound", recovery_bound),
             node_timeout_ms=_positive_ms("node_timeout", node_timeout),
+            slice_timeout_ms=None
+            if slice_timeout is None
+            else _positive_ms("slice_timeout", slice_timeout),
             autoscale=Autoscale() if autoscale is True else autoscale or None,
             parallel_recovery=parallel_recovery,
             drop_state=tuple(drop_state),

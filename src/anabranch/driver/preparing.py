@@ -35,6 +35,7 @@ class RunConfig:
     backups: frozenset[str] | None = None  # operators that back up; None: all
     recovery_bound_ms: int | None = None  # … or those that bring a lost node back within this
     node_timeout_ms: int = 5_000  # silent for so long, a node counts as lost
+    slice_timeout_ms: int | None = None  # a slice that takes longer ends the run
     autoscale: Autoscale | None = None
     parallel_recovery: int = 1  # partitions that a lost one is rebuilt as
     drop_state: tuple[str, ...] = ()  # operators that are gone, and their state with them

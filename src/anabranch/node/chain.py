@@ -19,6 +19,7 @@ from anabranch.errors import AnabranchError, OperatorError
 from anabranch.model.plan import Chain, Edge, inputs_in_chain
 from anabranch.model.reports import Failure
 from anabranch.model.topology import Kind, Operator
+from anabranch.node import activity
 from anabranch.operators.base import Computed, LateRows, Punctual, SliceTime
 from anabranch.operators.failing import (
     LETTERS,
@@ -122,6 +123,7 @@ class ChainProgram:
         aside = _Aside(time.slice)
         for name in self.chain.operators:
             op = self.operators[name]
+            activity.enter(name)
             try:
                 if op.kind is Kind.SOURCE:
                     if op.kernel is not None:

@@ -23,11 +23,12 @@ from typing import Any
 
 from anabranch.errors import AnabranchError, ClusterError, StorageError
 from anabranch.node import wire
+from anabranch.node.activity import SLATE
 
 START_TIMEOUT_S = 60.0
 MAX_SOCKET_PATH = 100  # Linux takes 108 bytes
 KEPT_LOG_S = 24 * 3600.0  # how long a log that says something outlives its node
-_OWN_FILE = re.compile(r"(\d+)-(\d+)\.(sock|lock|log|spill)")
+_OWN_FILE = re.compile(r"(\d+)-(\d+)\.(sock|lock|log|spill|slate)")
 _connections: dict[Path, socket.socket] = {}
 
 
@@ -180,6 +181,7 @@ def remove_files(path: Path, log_too: bool = False) -> None:
             log.unlink()
     path.unlink(missing_ok=True)
     path.with_suffix(".lock").unlink(missing_ok=True)
+    path.with_suffix(SLATE).unlink(missing_ok=True)
     shutil.rmtree(path.with_suffix(".spill"), ignore_errors=True)
 
 

@@ -12,7 +12,8 @@ proves that it knows the key of the pulse, which never travels on this connectio
     driver → node   proof                                   32 bytes
 
 A proof is the HMAC-SHA256 of who speaks, both nonces and the name. Then beats and answers, one byte
-each.
+each; a beat of a node that is in the middle of an operator goes on with what and for how long: the
+length of the text, and the text.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ import os
 import secrets
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from anabranch.model.ids import NodeId
+from anabranch.node import activity
 
 ALIVE, LOST = b".", b"!"
+BUSY, HELPING = b"~", b"^"  # the node process is in an operator; a task of its executor is
 BEATS_PER_TIMEOUT = 8
-RECONNECTS = 20  # in a row, before the driver is taken to be gone
 NONCE_BYTES = PROOF_BYTES = 32
 ANSWER_S = 5.0
+MAX_TEXT = 255
 
 
 class Side(Enum):
@@ -57,7 +61,8 @@ class Pulse:
 
 
 class Heartbeat:
-    """Beats until it is stopped, or the driver is gone."""
+    """Beats until it is stopped. A driver that does not answer may be asleep: it is tried again for
+    as long as this process lives, which is as long as its executor does."""
 
     def __init__(self, pulse: Pulse, node: NodeId, executor_pid: int | None) -> None:
         self._pulse = pulse
@@ -73,27 +78,36 @@ class Heartbeat:
         self._stopped.set()
 
     def _beat(self) -> None:
-        failures = 0
-        while failures < RECONNECTS and not self._stopped.is_set():
-            try:
-                with socket.create_connection(self._pulse.address, timeout=ANSWER_S) as driver:
-                    greet(driver, self._pulse, self._node)
-                    failures = 0
-                    self._beat_on(driver)
-            except OSError:
-                failures += 1
+        while not self._stopped.is_set():
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(self._pulse.address, timeout=ANSWER_S) as driver,
+            ):
+                greet(driver, self._pulse, self._node)
+                self._beat_on(driver)
             self._stopped.wait(self._pulse.interval_s)
 
     def _beat_on(self, driver: socket.socket) -> None:
         while not self._stopped.wait(self._pulse.interval_s):
             if self._executor_pid is not None and any_stopped(self._executor_pid):
                 continue
-            driver.sendall(ALIVE)
+            driver.sendall(_sign())
             answer = driver.recv(1)
             if answer == LOST:
                 os._exit(1)
             if not answer:
                 return
+
+
+def _sign() -> bytes:
+    """Alive, and busy with what."""
+    doing = activity.current()
+    if doing is None:
+        return ALIVE
+    kind = BUSY if doing.pid == os.getpid() else HELPING
+    seconds = time.monotonic() - doing.since_s
+    text = f"{doing.what} for {seconds:.1f} s".encode()[:MAX_TEXT]
+    return kind + bytes([len(text)]) + text
 
 
 def greet(driver: socket.socket, pulse: Pulse, node: NodeId) -> None:

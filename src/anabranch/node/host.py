@@ -27,6 +27,7 @@ from anabranch.model.plan import Edge
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Failure, NodeReport, PartitionReport, SourceReport, Staged
 from anabranch.model.slices import SlicePlan
+from anabranch.node import activity
 from anabranch.node.chain import ChainError
 from anabranch.node.checkpoint_writer import CheckpointWriter
 from anabranch.node.heartbeat import Heartbeat, Pulse
@@ -228,7 +229,8 @@ class Host:
         when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms, plan.watermarks)
         try:
             packets = self._inbox.packets(plan.number, edges, pid.index)
-            return partition.apply(when, packets)
+            with activity.at(str(pid)):
+                return partition.apply(when, packets)
         except ChainError as e:
             self._notes.failures[(str(pid), e.operator)] = e.failure(str(pid))
         return None

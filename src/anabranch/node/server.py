@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from anabranch.errors import AnabranchError, InvariantError
-from anabranch.node import wire
+from anabranch.node import activity, wire
 from anabranch.node.client import remove_files
 from anabranch.node.host import Host
 from anabranch.node.messages import (
@@ -59,6 +59,7 @@ def serve(path: Path, executor_pid: int) -> None:
     spill = path.with_suffix(".spill")
     shutil.rmtree(spill, ignore_errors=True)  # of a process before this one that was killed
     hosts = Hosts(spill, executor_pid)
+    activity.keep_slate(path)
     gc.freeze()  # imports are forever: keep them out of every collection
     with selectors.DefaultSelector() as selector:
         selector.register(watch, selectors.EVENT_READ, "executor")

@@ -24,6 +24,7 @@ from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Failure, SourceReport, Staged
 from anabranch.model.slices import Feed, SlicePlan
+from anabranch.node import activity
 from anabranch.node.chain import ChainError, ChainProgram, ChainResult
 from anabranch.node.host import route_of
 from anabranch.node.messages import JobSpec
@@ -105,7 +106,8 @@ def _share(
         deque(batches, maxlen=0)  # Spark reuses a worker only if it read all its input
         finish_share(*which, logged.facts)
         return logged, 0
-    chunks = _compute(job, request, _read(request, batches))
+    with activity.at(f"source task {task}"):
+        chunks = _compute(job, request, _read(request, batches))
     size, counts = write_share(*which, [(c.tables, c.facts) for c in chunks])
     if counts:
         return chunks[0], size

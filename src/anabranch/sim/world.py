@@ -26,6 +26,7 @@ class World:
         self.dice = random.Random(seed)
         self.now_ms = 0
         self._ahead_ms = 0  # the wall clock
+        self._clock_dice = random.Random(f"clock {seed}")  # it is looked at all the time
         self.steps = 0
         self.counts: Counter[str] = Counter()
         self._due: list[tuple[int, int, Callable[[], None]]] = []
@@ -50,8 +51,8 @@ class World:
     @property
     def wall_ms(self) -> int:
         """What the wall clock says; now and then somebody sets it."""
-        if self.chance(LEAPS):
-            self._ahead_ms = self.dice.choice((0, 0, LEAP_MS, -LEAP_MS, 40, -40))
+        if self._clock_dice.random() < LEAPS:
+            self._ahead_ms = self._clock_dice.choice((0, 0, LEAP_MS, -LEAP_MS, 40, -40))
             self.counts["leaps of the clock"] += 1
             self.tell("the wall clock is set, to {} ms ahead", self._ahead_ms)
         return LEAP_MS + self.now_ms + self._ahead_ms

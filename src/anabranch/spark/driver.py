@@ -141,12 +141,12 @@ class JobDriver:
             self.actions.complete_sinks(past)
             self._waves, nodes = connect()
             self._steps = Steps(self.controller, self.actions, self._waves)
+            if self._watch is not None:
+                self._watch.start()
             self._steps.take(NodesJoined(nodes, now_ms(), self._hosts))
         except BaseException:
             self._release()
             raise
-        if self._watch is not None:
-            self._watch.start()
 
     def _connect(self) -> tuple[Waves, tuple[NodeId, ...]]:
         """Warm every executor of the session: they are the nodes."""
@@ -164,6 +164,7 @@ class JobDriver:
             self._spec,
             self._prepared.sources,
             self._prepared.schema,
+            None if self._config.slice_timeout_ms is None else self._config.slice_timeout_ms / 1000,
         )
         self._runner = runner
         runner.warm(*watch.ready)

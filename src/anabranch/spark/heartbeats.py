@@ -18,10 +18,13 @@ import time
 from dataclasses import dataclass, field
 from typing import cast
 
+from anabranch.control.liveness import Liveness
 from anabranch.model.ids import NodeId
 from anabranch.node.heartbeat import (
     ALIVE,
     BEATS_PER_TIMEOUT,
+    BUSY,
+    HELPING,
     LOST,
     NONCE_BYTES,
     PROOF_BYTES,
@@ -63,17 +66,41 @@ class Caller:
         proof, name = self._said[NONCE_BYTES : _HEAD - 1], self._said[_HEAD:]
         if not hmac.compare_digest(proof, self.pulse.proof(Side.NODE, nonces, name)):
             raise ConnectionError("not one of our nodes")
-        self.node = NodeId(name.decode())
+        self.node, self._said = NodeId(name.decode()), b""
         return self.pulse.proof(Side.DRIVER, nonces, name)
+
+    def beats(self, data: bytes) -> list[Beat]:
+        """What it said once it was known."""
+        self._said += data
+        found = []
+        while self._said:
+            kind = self._said[:1]
+            if kind not in (ALIVE, BUSY, HELPING):
+                raise ConnectionError("a beat that is none")
+            size = 1 if kind == ALIVE else 2 + int.from_bytes(self._said[1:2])
+            if len(self._said) < size:
+                break
+            found.append(Beat(kind == BUSY, self._said[2:size].decode(errors="replace")))
+            self._said = self._said[size:]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life; `doing` is empty for a node that is in no operator. In one, it is the node
+    process `itself`, or a task of its executor."""
+
+    itself: bool
+    doing: str
 
 
 class Heartbeats:
     """Knows when each node was last heard of, and tells the lost ones that they are."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._seen: dict[NodeId, float] = {}
+        self._liveness = Liveness(timeout_s)
         self._lost: set[NodeId] = set()
+        self.newest: dict[NodeId, Beat] = {}
         self._listener = socket.create_server((host, 0), backlog=MAX_UNKNOWN)
         self._listener.setblocking(False)
         self._waker, woken = socket.socketpair()
@@ -91,16 +118,27 @@ class Heartbeats:
         threading.Thread(target=self._serve, name="anabranch-beats", daemon=True).start()
 
     def silent(self) -> dict[NodeId, float]:
-        """Nodes that were heard of once and then not for too long, and for how long."""
-        now = time.monotonic()
-        seen = self._seen.copy()  # the listening thread goes on
-        late = {n: now - t for n, t in seen.items() if now - t > self._timeout_s}
+        """Nodes that were heard of once and then not for too long, and for how long. To be asked
+        at short intervals: silence counts only while somebody listens (control/liveness.py)."""
+        late = self._liveness.look(time.monotonic())
         return {n: s for n, s in late.items() if n not in self._lost}
+
+    @property
+    def listened_s(self) -> float:
+        """For so long somebody has listened: time as it counts for nodes."""
+        return self._liveness.listened_s
+
+    def await_end(self, node: NodeId, seconds: float) -> bool:
+        """Wait until a node that was declared lost has heard of it, and hung up."""
+        deadline = time.monotonic() + seconds
+        while node in self._known and time.monotonic() < deadline:
+            time.sleep(RETRY_S)
+        return node not in self._known
 
     def declare_lost(self, node: NodeId) -> None:
         """From now on this node is told to end itself."""
         self._lost.add(node)
-        self._seen.pop(node, None)
+        self._liveness.forget(node)
 
     def close(self) -> None:
         self._closed = True
@@ -149,7 +187,7 @@ class Heartbeats:
             if caller.node is None:
                 self._greet(connection, caller)
             else:
-                self._hear(connection, caller.node)
+                self._hear(connection, caller, caller.node)
         except (OSError, ValueError):
             self._hang_up(connection)
         except Exception as e:  # a mistake of ours must not silence the other nodes
@@ -171,21 +209,23 @@ class Heartbeats:
         self._known[caller.node] = connection
         self._is_alive(caller.node)
 
-    def _hear(self, connection: socket.socket, node: NodeId) -> None:
+    def _hear(self, connection: socket.socket, caller: Caller, node: NodeId) -> None:
         data = connection.recv(MAX_BEATS)
         if not data:
-            if node in self._seen:
-                self._seen[node] = time.monotonic() + RESTART_S
+            if self._liveness.knows(node):
+                self._liveness.heard(node, RESTART_S)
             raise ConnectionError
         if node in self._lost:
             connection.sendall(LOST)
             raise ConnectionError
-        connection.sendall(ALIVE * len(data))
+        for beat in caller.beats(data):
+            self.newest[node] = beat
+            connection.sendall(ALIVE)
         self._is_alive(node)
 
     def _is_alive(self, node: NodeId) -> None:
         if node not in self._lost:
-            self._seen[node] = time.monotonic()
+            self._liveness.heard(node)
 
     def _hang_up(self, connection: socket.socket) -> None:
         self._unknown.pop(connection, None)

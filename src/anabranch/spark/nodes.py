@@ -22,22 +22,26 @@ from pyspark.sql import SparkSession
 from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId
 from anabranch.spark.embedded import make_room
-from anabranch.spark.heartbeats import Heartbeats
+from anabranch.spark.heartbeats import Beat, Heartbeats
 from anabranch.spark.session import executors
 
 log = logging.getLogger("anabranch")
 LOOK_S = 0.05  # a look at the driver's list of executors takes less than a millisecond
 SETTLE_S = 2.0  # a job failed: so long until Spark must have noticed that an executor is gone
 AWAIT_NODES_S = 300.0
+END_S = 10.0  # a process that was told to end does so with its next beat
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Guard:
-    """A job's nodes, while it runs."""
+    """A job's nodes, while it runs; `due_s` is when it must have ended, in time as it counts for
+    nodes, and `overdue` what each node was doing when it had not."""
 
     watch: NodeWatch
     nodes: tuple[NodeId, ...]
     tag: str
+    due_s: float | None = None
+    overdue: dict[NodeId, Beat] | None = None
 
     def lost(self) -> dict[NodeId, str]:
         """Its nodes that are gone; waits a moment, for Spark may fail the job before it knows."""
@@ -135,9 +139,12 @@ class NodeWatch:
             self._sc._jsc.sc().killExecutor(node)
 
     @contextlib.contextmanager
-    def guarding(self, nodes: tuple[NodeId, ...]) -> Iterator[Guard]:
-        """Whatever jobs this thread runs inside are cancelled when one of their nodes is gone."""
+    def guarding(self, nodes: tuple[NodeId, ...], limit_s: float | None = None) -> Iterator[Guard]:
+        """Whatever jobs this thread runs inside are cancelled when one of their nodes is gone, or
+        when they take longer than `limit_s`."""
         guard = Guard(self, nodes, f"anabranch-{uuid.uuid4().hex}")
+        if limit_s is not None:
+            guard.due_s = self._heartbeats.listened_s + limit_s
         self._sc.addJobTag(guard.tag)
         with self._lock:
             self._guards.add(guard)
@@ -147,6 +154,11 @@ class NodeWatch:
             with self._lock:
                 self._guards.discard(guard)
             self._sc.removeJobTag(guard.tag)
+
+    def end_process(self, node: NodeId) -> bool:
+        """End a node's process, which hangs; has it?"""
+        self._declare_lost(node, "it was ended")
+        return self._heartbeats.await_end(node, END_S)
 
     def _declare_lost(self, node: NodeId, reason: str) -> None:
         """This node is not used again, whatever Spark thinks of it."""
@@ -184,7 +196,8 @@ class NodeWatch:
             self._declare_lost(node, reason)
         with self._lock:
             doomed = [g for g in self._guards if self.lost.keys() & set(g.nodes)]
-        for guard in doomed:
+            overdue = [g for g in self._guards if self._is_overdue(g)]
+        for guard in (*doomed, *overdue):
             self._sc.cancelJobsWithTag(guard.tag)  # again, until it has let go
         if gone and not doomed:
             reason = "; ".join(dict.fromkeys(gone.values()))
@@ -194,6 +207,16 @@ class NodeWatch:
         for new in [NodeId(n) for n in here if n not in self._locations]:
             self._add(new, here[new])
             threading.Thread(target=self._welcome, args=(new,), daemon=True).start()
+
+    def _is_overdue(self, guard: Guard) -> bool:
+        """Two beats later, so that every node has said meanwhile what it is doing."""
+        if guard.due_s is None:
+            return False
+        latest = guard.due_s + 2 * self.pulse.interval_s
+        if guard.overdue is None and self._heartbeats.listened_s > latest:
+            beats = self._heartbeats.newest
+            guard.overdue = {n: beats[n] for n in guard.nodes if n in beats and beats[n].doing}
+        return guard.overdue is not None
 
     def _welcome(self, node: NodeId) -> None:
         try:

@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from pyspark.serializers import NoOpSerializer, PairDeserializer
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.driver.actions import NodesLostError
-from anabranch.errors import AnabranchError, ClusterError
+from anabranch.errors import AnabranchError, ClusterError, OperatorError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping as PartitionMapping
 from anabranch.model.recovery import RecoveryPlan
@@ -43,11 +44,20 @@ from anabranch.node.messages import (
 )
 from anabranch.node.source_task import ReplayRequest, SourceRequest
 from anabranch.spark import tasks
+from anabranch.spark.heartbeats import Beat
 from anabranch.spark.nodes import NodeWatch
 
 _FRAMES = tasks.WholeFrames()
 _PAIRS = PairDeserializer(_FRAMES, _FRAMES)
 _OUT = NoOpSerializer()  # also for the answers of a job, whose end the JVM does not mark
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What may take how long."""
+
+    what: str
+    seconds: float
 
 
 class WaveRunner:
@@ -62,8 +72,10 @@ class WaveRunner:
         spec: bytes,
         sources: tuple[str, ...],
         schema: pa.Schema,
+        slice_timeout_s: float | None = None,
     ) -> None:
         self._watch = watch
+        self._slice_timeout_s = slice_timeout_s
         self._job = job
         self._driver = uuid.uuid4().hex
         self._waves = waves
@@ -116,7 +128,8 @@ class WaveRunner:
 
             frames = self._stages(frames, count, nodes, wave)
             self._sc.setJobDescription(f"slice {plan.number}")
-            return count, [_load(frame) for frame in self._collect(frames, nodes, count)]
+            limit = self._limit(f"slice {plan.number}", 1)
+            return count, [_load(frame) for frame in self._collect(frames, nodes, count, limit)]
 
     def recover(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
         """Install and replay as one Spark job: the waves of several slices at once."""
@@ -141,7 +154,15 @@ class WaveRunner:
             self._sc.setJobDescription(
                 f"recover {len(plan.restored)} partitions up to slice {plan.next_slice - 1}"
             )
-            return [_load(frame) for frame in self._collect(frames, nodes, None)]
+            limit = self._limit(
+                f"the replay of slices {plan.first} to {plan.next_slice - 1}", len(plan.slices)
+            )
+            return [_load(frame) for frame in self._collect(frames, nodes, None, limit)]
+
+    def _limit(self, what: str, slices: int) -> Limit | None:
+        if self._slice_timeout_s is None or not slices:
+            return None
+        return Limit(what, slices * self._slice_timeout_s)
 
     def _stages(self, frames: Any, upstream: int, nodes: tuple[NodeId, ...], wave: Any) -> Any:
         """The waves after the source stage, each one stage of pinned tasks."""
@@ -335,18 +356,40 @@ class WaveRunner:
         shuffled = pairs.partitionBy(self._partitioners[nodes])
         return shuffled.values(), shuffled.rdd().dependencies().head().shuffleId()
 
-    def _collect(self, frames: Any, nodes: tuple[NodeId, ...], tasks: int | None) -> list[bytes]:
-        """Run the job; NodesLostError as soon as one of its nodes is known to be gone."""
-        with self._watch.guarding(nodes) as guard:
+    def _collect(
+        self,
+        frames: Any,
+        nodes: tuple[NodeId, ...],
+        tasks: int | None,
+        limit: Limit | None = None,
+    ) -> list[bytes]:
+        """Run the job; NodesLostError as soon as one of its nodes is known to be gone, and
+        OperatorError when it takes longer than it may."""
+        with self._watch.guarding(nodes, limit.seconds if limit else None) as guard:
             try:
                 answers = list(RDD(frames, self._sc, _OUT).collect())
                 self.control_bytes += sum(map(len, answers))
                 return answers
             except Exception:
+                if limit is not None and guard.overdue is not None:
+                    raise self._overdue(limit, guard.overdue) from None
                 lost = guard.lost()
                 if not lost:
                     raise
                 raise NodesLostError(list(lost), "; ".join(set(lost.values())), tasks) from None
+
+    def _overdue(self, limit: Limit, doing: dict[NodeId, Beat]) -> OperatorError:
+        """Name what hangs, and end it: Spark has cancelled its tasks, and ends their workers; a
+        node process would go on for ever."""
+        stuck = [n for n, beat in doing.items() if beat.itself and not self._watch.end_process(n)]
+        where = [f"node {n} was in {beat.doing}" for n, beat in doing.items()]
+        left = f"; the process of node {', '.join(stuck)} could not be ended" if stuck else ""
+        return OperatorError(
+            f"{limit.what} took longer than slice_timeout allows ({limit.seconds:g} s): "
+            f"{'; '.join(where) or 'no node was in an operator'}{left}; mend what does not return, "
+            "or give slices more time, and start the job again with the same checkpoint directory, "
+            "nothing committed is lost"
+        )
 
     @contextlib.contextmanager
     def _explained(self, action: str) -> Iterator[None]:

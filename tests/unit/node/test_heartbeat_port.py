@@ -93,15 +93,15 @@ def attack(listener: Heartbeats, data: bytes) -> None:
 
 def assert_alive(listener: Heartbeats, node: socket.socket) -> None:
     """One that was there, and one that comes now."""
-    before = listener._seen[NODE]
+    listener._liveness.forget(NODE)
     node.sendall(ALIVE)
     assert node.recv(1) == ALIVE
-    assert eventually(lambda: listener._seen[NODE] > before)
+    assert eventually(lambda: listener._liveness.knows(NODE))
     with connected(listener) as newcomer:
         greet(newcomer, listener.pulse, NodeId("8"))
         newcomer.sendall(ALIVE)
         assert newcomer.recv(1) == ALIVE
-    assert set(listener._seen) <= {NODE, "8"}
+    assert set(listener._liveness._heard) <= {NODE, "8"}
     assert listener.silent() == {}
 
 

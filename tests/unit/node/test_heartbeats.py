@@ -52,7 +52,7 @@ def test_a_warm_node_whose_executor_is_stopped_is_silent_before_it_got_any_work(
         first = host._heartbeat
         host.warm(WarmRequest("job", run.driver._spec, NODE, heartbeats.pulse))
         assert host._heartbeat is first
-        assert eventually(lambda: NODE in heartbeats._seen)
+        assert eventually(lambda: heartbeats._liveness.knows(NODE))
         os.kill(executor, signal.SIGSTOP)
         assert eventually(lambda: NODE in heartbeats.silent())
     finally:

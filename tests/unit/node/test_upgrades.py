@@ -197,7 +197,10 @@ def test_after_a_crash_what_cannot_be_replayed_is_refused(
     with pytest.raises(CheckpointMismatchError, match="2 slices were committed after") as refused:
         job.start()
     assert why in refused.value.message
-    assert "start the topology that wrote them once more, stop it" in refused.value.message
+    assert (
+        "start the topology that wrote them once more with available_now=True"
+        in refused.value.message
+    )
     job.change(PLAIN)  # as the sentence says
     job.start().stop()
     job.change(CHANGES[name])

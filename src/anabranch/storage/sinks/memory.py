@@ -46,7 +46,7 @@ class Memory(Sink):
         return pa.concat_tables(tables) if tables else self._schema.empty_table()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Console(Sink):
     """Prints the first rows of every slice on the driver."""
 
