@@ -44,15 +44,15 @@ def test_scaled_under_kills(
         if number % 2 == 0:  # a kill during the scaling, or right after it
             killer._do("executor" if number else "node process", "any time")
             killer._settle()
-    wait_for(lambda: not job._driver.controller.adjusting, 60)
+    wait_for(lambda: not job._driver.controller.adjusting)
     mapping = job._driver.controller.mapping
     assert mapping is not None
     assert {c: len(mapping.partitions(c)) for c in wanted} == wanted
     killer._do("executor", "any time")
     killer._settle()
-    wait_for(lambda: any(job.totals.to_sinks.values()), 90)  # a window has to close first
+    wait_for(lambda: any(job.totals.to_sinks.values()))  # a window has to close first
     raw = feed.finish()
-    wait_for(lambda: feed.read >= feed.rows, 90)
+    wait_for(lambda: feed.read >= feed.rows)
     job.stop()
     assert job.exception is None
     expected, found = case.check(tmp_path, raw)

@@ -17,7 +17,7 @@ from anabranch.spark.embedded import EmbeddedCluster
 def adjusted(running: Running, operator: str, parallelism: int) -> None:
     """Scale, and wait until it is done."""
     running.job.scale(operator, parallelism)
-    wait_for(lambda: len(running.mapping.partitions(operator)) == parallelism, 60)
+    wait_for(lambda: len(running.mapping.partitions(operator)) == parallelism)
 
 
 @pytest.mark.timeout(400)
@@ -28,13 +28,13 @@ def test_scaled_up_and_down_under_kills(
     running.slices(2)
     adjusted(running, "sum", 6)
     killed = running.mapping.owners[running.mapping.partitions("sum")[-1]].node
-    disturbed(running, lambda: cluster.kill(running.executor(killed)))  # right after it
+    disturbed(running, lambda: cluster.kill(running.executor(killed)), killed)  # right after it
     assert len(running.mapping.partitions("sum")) == 6  # the scaling is not undone
     adjusted(running, "most", 5)
     running.slices(2)
     running.job.scale("sum", 2)
     cluster.kill(running.node_process(running.mapping.nodes[0]))  # in the middle of it
-    wait_for(lambda: len(running.mapping.partitions("sum")) == 2, 60)
+    wait_for(lambda: len(running.mapping.partitions("sum")) == 2)
     adjusted(running, "most", 1)
     running.end()
 
@@ -50,12 +50,12 @@ def test_nodes_leave_and_come(
     recoveries = len(running.job.recoveries)
     first = running.mapping.nodes[0]
     running.job.drain(first)
-    wait_for(lambda: first not in running.mapping.nodes, 60)
-    wait_for(lambda: first not in cluster.executors(), 60)  # it was released
+    wait_for(lambda: first not in running.mapping.nodes)
+    wait_for(lambda: first not in cluster.executors())  # it was released
     running.slices(2)
     assert len(running.job.recoveries) == recoveries  # nothing was lost
     running.job.add_nodes(1)
-    wait_for(lambda: len(running.mapping.nodes) == 3, 90)  # and has its share
+    wait_for(lambda: len(running.mapping.nodes) == 3)  # and has its share
     running.slices(2)
     assert len(running.job.recoveries) == recoveries
     running.end()

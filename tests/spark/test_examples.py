@@ -118,7 +118,7 @@ def run_live(spark: SparkSession, root: Path) -> None:
     source = topology.source("squares", generated(Squares(seed=1), rows_per_second=200))
     source.to("out", ab.Parquet(str(root / "out")))
     job = topology.start(spark, checkpoint=root / "ck", slice="200ms")
-    wait_for(lambda: sum(p.rows_in for p in job.recent_progress) >= 200 or not job.is_active, 120)
+    wait_for(lambda: sum(p.rows_in for p in job.recent_progress) >= 200 or not job.is_active)
     job.stop()
     job.await_termination()
 

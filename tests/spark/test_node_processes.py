@@ -19,6 +19,7 @@ from anabranch.model.reports import NodeReport
 from effort import LONG
 
 SLICES = 1_000 if LONG else 100
+ROWS = 3  # in each: a file is a batch, and a batch a slice
 IDLE_S = 90  # Spark ends workers idle for a minute, looks every ten seconds, has no setting
 
 
@@ -28,6 +29,12 @@ def processes(job: Any) -> dict[str, tuple[int, str]]:
         driver.actions.run, driver.controller.mapping.nodes
     )
     return {str(r.node): (r.pid, r.incarnation) for r in reports}
+
+
+def read(job: Any) -> int:
+    """Rows that are in slices; there may be slices without any."""
+    rows: int = job.totals.read.get("numbers", 0)
+    return rows
 
 
 def python_workers(spark: SparkSession) -> set[int]:
@@ -56,11 +63,21 @@ def cancel_a_job(spark: SparkSession) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_for(lambda: bool(context.statusTracker().getJobIdsForGroup("victim")))
-    time.sleep(1)
+    wait_for(lambda: any(active(context, job) for job in jobs_of(context)))
     context.cancelJobGroup("victim")
-    thread.join(30)
-    assert not thread.is_alive()
+    wait_for(lambda: not thread.is_alive())
+
+
+def jobs_of(context: Any) -> list[int]:
+    return list(context.statusTracker().getJobIdsForGroup("victim"))
+
+
+def active(context: Any, job: int) -> bool:
+    """Is a task of it running?"""
+    tracker = context.statusTracker()
+    known = tracker.getJobInfo(job)
+    stages = [tracker.getStageInfo(s) for s in known.stageIds] if known else []
+    return any(s is not None and s.numActiveTasks for s in stages)
 
 
 def raises(frame: pl.DataFrame) -> pl.DataFrame:
@@ -94,15 +111,17 @@ def let_workers_end(spark: SparkSession, job: Any) -> None:
 
 @pytest.mark.timeout(900)
 def test_node_processes_keep_their_state(spark: SparkSession, tmp_path: Path) -> None:
-    raw = [numbers(tmp_path / "in", files=SLICES, rows=3)]
+    raw = [numbers(tmp_path / "in", files=SLICES, rows=ROWS)]
     data = stream(tmp_path / "in", "k long, v long")
     topology = ab.Topology("long_lived")
     totals = topology.source("numbers", data).key_by("k").aggregate("sum", total=ab.sum("v"))
     totals.to("out", ab.Parquet(str(tmp_path / "out")))
     job = topology.start(spark, checkpoint=tmp_path / "ck", slice="1ms")
-    wait_for(lambda: job.last_progress is not None and job.last_progress.slice >= 2)
+    wait_for(lambda: read(job) >= 2 * ROWS)
     before = processes(job)
-    wait_for(lambda: job.last_progress.slice >= SLICES, seconds=600)  # type: ignore[union-attr]
+    for files in range(2, SLICES, 50):  # so many at a time: all of them take longer than one wait
+        wait_for(lambda files=files: read(job) >= files * ROWS)  # type: ignore[misc]
+    wait_for(lambda: read(job) == SLICES * ROWS)
     assert processes(job) == before
 
     if LONG:
@@ -111,9 +130,8 @@ def test_node_processes_keep_their_state(spark: SparkSession, tmp_path: Path) ->
     fail_an_operator(spark, tmp_path, data)
     assert processes(job) == before
 
-    raw.append(numbers(tmp_path / "in", files=2, rows=3, start=SLICES))
-    slices = job.last_progress.slice
-    wait_for(lambda: job.last_progress.slice >= slices + 2)  # type: ignore[union-attr]
+    raw.append(numbers(tmp_path / "in", files=2, rows=ROWS, start=SLICES))
+    wait_for(lambda: read(job) == (SLICES + 2) * ROWS)
     assert processes(job) == before
     job.stop()
     assert job.exception is None

@@ -61,7 +61,7 @@ class SparkRun:
                 write_rows(self._root / "in", self._files, rows)
                 self._files += 1
                 self._rows += rows.height
-                wait_for(lambda: self._taken >= self._rows, 90)
+                wait_for(lambda: self._taken >= self._rows)
 
     @property
     def _controller(self) -> Any:

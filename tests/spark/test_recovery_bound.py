@@ -37,7 +37,7 @@ class CostlySum(ab.SliceFunction):
 def test_a_lost_node_is_back_about_when_it_was_predicted(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    wait_for(lambda: len(cluster.executors()) == 3, 60)
+    wait_for(lambda: len(cluster.executors()) == 3)
     frames: list[pl.DataFrame] = []
 
     def write() -> None:
@@ -72,13 +72,13 @@ def test_a_lost_node_is_back_about_when_it_was_predicted(
         predicted = job._driver.actions.predicted is not None
         return measured and predicted and age() > 0.7 * CHECKPOINT_S
 
-    wait_for(fed, 120)
+    wait_for(fed)
     before = len(job.recoveries)
     mapping = job._driver.controller.mapping
     node = next(o.node for p, o in mapping.owners.items() if p.chain == "sum")
     cluster.kill(cluster.executors()[node][0])
-    wait_for(lambda: len(job.recoveries) > before, 60)
-    wait_for(lambda: done() >= len(frames) * ROWS, 60)
+    wait_for(lambda: len(job.recoveries) > before)
+    wait_for(lambda: done() >= len(frames) * ROWS)
     job.stop()
     assert job.exception is None
     expected = pl.concat(frames).group_by("k").agg(total=pl.col("v").sum())

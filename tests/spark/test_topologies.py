@@ -174,7 +174,7 @@ def test_a_graceful_stop_and_restart_go_on(spark: SparkSession, tmp_path: Path) 
     data = stream(tmp_path / "in", "k long, v long")
     raw = [numbers(tmp_path / "in", files=2, rows=30)]
     job = sums(data, tmp_path / "out").start(spark, checkpoint=tmp_path / "ck", slice="100ms")
-    wait_for(lambda: job.last_progress is not None and job.last_progress.slice >= 2)
+    wait_for(lambda: sum(job.totals.read.values()) == 60)
     job.stop()
     assert not job.is_active
     assert job.exception is None
