@@ -13,6 +13,6 @@ def test_rows_for_a_sink_come_in_the_order_of_tasks_and_partitions_not_of_their_
     staged = tuple(Staged("out", w, 1, path=w) for w in ("lone", *reversed(writers)))
     report = NodeReport(NodeId("n"), "", 1, {}, staged=staged)
     plan = SlicePlan(1, Feed.NONE, None, 0, None, 0, 1, seal=False)
-    record, ordered = SliceLedger({}, ()).commit(plan, 0, [report])
+    record, ordered = SliceLedger({}, ()).commit(plan, 0, [report], 0)
     assert record.staged == {"out": ["lone", *writers]}
     assert [s.writer for s in ordered] == record.staged["out"]
