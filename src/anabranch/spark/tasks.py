@@ -11,6 +11,7 @@ import os
 # One thread: an executor has one core. Set before Polars is first imported in this worker.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
+import contextlib
 import gc
 import hashlib
 import pickle
@@ -21,7 +22,7 @@ from typing import Any
 
 from pyspark.serializers import SpecialLengths
 
-from anabranch.errors import ClusterError
+from anabranch.errors import AnabranchError, ClusterError
 from anabranch.node import activity, client
 from anabranch.node.messages import JobSpec
 from anabranch.node.source_task import (
@@ -71,7 +72,8 @@ def source_frames(job: bytes, request: bytes, task: int, batches: Iterable[Any])
     """The source wave: Arrow batches in, one (node, blob) pair per node out. A batch may come
     with an empty partner that pins it."""
     ask: SourceRequest = pickle.loads(request)
-    activity.keep_slate(client.socket_path(client.executor_pid()))
+    with contextlib.suppress(AnabranchError, OSError):  # it can work without telling of it
+        activity.keep_slate(client.socket_path(client.executor_pid()))
     frames = (b[0] if isinstance(b, tuple) else b for b in batches)
     for node, blob in enumerate(run_source_task(_load(job), ask, task, frames)):
         yield _LONG.pack(node)
