@@ -22,7 +22,7 @@ NODE = NodeId("7")
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 120.0
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
