@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +14,7 @@ from pyspark.sql import SparkSession
 import anabranch as ab
 from anabranch.errors import OperatorError
 
-LIMIT_S = 10
+LIMIT_S = 5
 
 
 def topology(root: Path, hangs: str) -> ab.Topology:
@@ -42,13 +43,17 @@ def test_a_function_that_never_returns_is_named_and_ended(
     spark: SparkSession, tmp_path: Path, hangs: str, where: str
 ) -> None:
     raw = numbers(tmp_path / "in", files=1, rows=20)
-    job = topology(tmp_path, hangs).start(
-        spark, checkpoint=tmp_path / "ck", available_now=True, slice_timeout=f"{LIMIT_S}s"
-    )
-    told = rf"slice 1 took longer .*\(10 s\): node \d+ was in operator '{hangs}' \({where}\) for "
-    with pytest.raises(OperatorError, match=told):
-        job.await_termination(240)
-        pytest.fail("it has not ended")
+    told = "no node was in an operator"
+    while "no node was in an operator" in told:  # a starved machine had not come that far: again
+        job = topology(tmp_path, hangs).start(
+            spark, checkpoint=tmp_path / "ck", available_now=True, slice_timeout=f"{LIMIT_S}s"
+        )
+        with pytest.raises(OperatorError) as ended:
+            job.await_termination(240)
+            pytest.fail("it has not ended")
+        told = ended.value.message
+    named = rf"node \d+ was in operator '{hangs}' \({where}\) for "
+    assert re.match(rf"slice 1 took longer .*\({LIMIT_S} s\): {named}", told)
     process = Path("/proc") / (tmp_path / "pid").read_text()
     wait_for(lambda: not process.exists())
     run_to_end(topology(tmp_path, "nothing"), spark, tmp_path / "ck")
