@@ -234,10 +234,11 @@ class Actions:
         """A crash between journal and sink leaves the newest slice unexposed."""
         job, newest = self._prepared.spec.identity, past.slices[-1].number if past.slices else 0
         with self._as_owner():
+            if past.slices:
+                refuse_lost_slice(past.slices[-1], self._sinks, self._root)
             for sink in self._sinks.values():
                 sink.take_over(job, self.run, newest)
             if past.slices:
-                refuse_lost_slice(past.slices[-1], self._sinks, self._root)
                 self._expose(ExposeSlice(past.slices[-1], ()))
             for sink in self._sinks.values():
                 self.check()

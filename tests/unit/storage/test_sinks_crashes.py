@@ -1,25 +1,18 @@
 """Every sink, killed between any two of its steps and restarted: each row exactly once.
 
-A kill is an exception that nothing catches, raised instead of the n-th step: a file operation, an
-exchange with the PostgreSQL server, a call of delta-rs. The dead driver does nothing more; its
-connections are gone. First each sink by itself, at every step; then all of them at once below the
-real driver and nodes, at some steps of every kind.
+The dead driver does nothing more; its connections are gone. First each sink by itself, at every
+step; then all of them at once below the real driver and nodes, at some steps of every kind.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import deltalake
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -32,47 +25,12 @@ from oracle import Dataflow, Step
 from postgres_server import Server
 from sink_kinds import KINDS, ByFunction, ByKey, InDelta, InParquet, InPostgres, Kind, needs_server
 from sink_starts import start
+from sink_steps import Killed, killed_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
 from local_run import LocalRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-
-
-class Killed(BaseException):
-    """Not an Exception: nothing in the product may catch it."""
-
-
-@contextmanager
-def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[list[str]]:
-    """Raise Killed instead of this thread's n-th step and all after it; lists those before."""
-    done: list[str] = []
-    main = threading.get_ident()
-
-    def guard(name: str, real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == main:
-                if len(done) == step:
-                    raise Killed(name)
-                done.append(name)
-            return real(*args, **kwargs)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for name in ("write", "fsync", "link", "unlink", "rmdir"):
-            patch.setattr(os, name, guard(name, getattr(os, name)))
-        for name in ("replace", "rename", "mkdir"):
-            patch.setattr(Path, name, guard(name, getattr(Path, name)))
-        patch.setattr(psycopg, "connect", guard("connect", psycopg.connect))
-        patch.setattr(psycopg.Connection, "wait", guard("sql", psycopg.Connection.wait))
-        patch.setattr(
-            deltalake.DeltaTable, "__init__", guard("open", deltalake.DeltaTable.__init__)
-        )
-        patch.setattr(deltalake, "write_deltalake", guard("commit", deltalake.write_deltalake))
-        claim = guard("claim", deltalake.DeltaTable.create_write_transaction)
-        patch.setattr(deltalake.DeltaTable, "create_write_transaction", claim)
-        yield done
 
 
 @pytest.fixture(scope="module")

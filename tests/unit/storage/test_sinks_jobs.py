@@ -3,6 +3,7 @@ exchanged, and what the version before has left."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -13,20 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import anabranch as ab
-from anabranch.errors import CheckpointLockedError, ConfigError, StorageError
+from anabranch.errors import AnabranchError, CheckpointLockedError, ConfigError, StorageError
 from anabranch.storage.generations import Generation
 from anabranch.storage.identity import Identity
-from anabranch.storage.sinks import Home, Sink
+from anabranch.storage.sinks import Home, Sink, postgres
 from anabranch.storage.sinks.staged import StagedSink
+from effort import LONG
 from oracle import Row
 from postgres_server import Server
 from sink_kinds import KINDS, ByFunction, InDelta, InParquet, InPostgres, Kind, needs_server
 from sink_starts import JOB, start
+from sink_steps import Killed, suspended_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
 from local_run import LocalRun
@@ -264,6 +268,64 @@ def test_a_driver_that_was_replaced_shows_nothing_more(make: type[Kind], tmp_pat
     assert drivers.kind.rows("t") == Counter([(1, 1), (3, 3), (4, 4)])
 
 
+@pytest.mark.parametrize("make", KINDS)
+def test_a_driver_is_replaced_between_any_two_steps_of_showing_a_slice(
+    make: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has the slice, so the new driver shows it, too, and goes on; then the old one
+    wakes up. In the middle of a transaction of PostgreSQL it has to end first."""
+
+    def replaced_at(step: int) -> list[str]:
+        drivers = Drivers(make(tmp_path / str(step + 1)))
+        old, new = drivers.driver(), []
+        old.expose(1, drivers.stage(old, 1), [])
+        files = drivers.stage(old, 2)
+
+        def replace() -> None:
+            new.append(drivers.driver(2, files))
+            new[0].expose(3, drivers.stage(new[0], 3), [])
+
+        def meanwhile() -> None:
+            with monkeypatch.context() as patch, contextlib.suppress(StorageError):
+                patch.setattr(postgres, "LOCK_TIMEOUT", "50ms")
+                replace()
+
+        with (
+            suspended_at(monkeypatch, step, meanwhile) as steps,
+            contextlib.suppress(AnabranchError),
+        ):
+            old.expose(2, files, [])
+        old.close()
+        if not new:
+            assert step < 0 or steps[step] == "sql"
+            replace()
+        new[0].close()
+        assert drivers.kind.rows("t") == Counter([(1, 1), (2, 2), (3, 3)]), (step, steps)
+        return steps
+
+    everything = replaced_at(-1)
+    assert len(everything) > 5
+    for step in range(0, len(everything), 1 if LONG else 3):
+        replaced_at(step)
+
+
+def test_a_driver_that_hangs_in_a_transaction_does_not_keep_its_successor_waiting(
+    tmp_path: Path,
+) -> None:
+    drivers = Drivers(InPostgres(tmp_path))
+    old = drivers.driver()
+    connection = old._connection
+    (idle,) = connection.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+    assert idle == "20s"
+    connection.execute("SET idle_in_transaction_session_timeout = '100ms'")
+    with contextlib.suppress(psycopg.Error), connection.transaction():
+        old._held(connection)
+        new = drivers.driver()  # waits for the lock for longer than that
+    new.expose(1, drivers.stage(new, 1), [])
+    new.close()
+    assert drivers.kind.rows("t") == Counter([(1, 1)])
+
+
 def test_a_replaced_driver_that_is_in_the_middle_of_a_delta_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,10 +462,6 @@ def test_a_sink_moves_after_a_stop_and_back(
     worked(tmp_path / "ck", old.sink("t"))
     assert old.rows("t") == Counter([*FIRST, (4, 4)])
     assert new.rows("u") == Counter(SECOND)
-
-
-class Killed(BaseException):
-    """Nothing in the product may catch it."""
 
 
 @moves

@@ -45,6 +45,7 @@ PAUSE_S = (0.1, 2.0)  # between two attempts: the first, and the longest after d
 # Of a connection, unless the address says otherwise: a server that vanished must be noticed.
 CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "30000"}
 LOCK_TIMEOUT = "30s"  # of an attempt; then it counts as one that found the server away
+IDLE_TIMEOUT = "20s"  # a driver that hangs within a transaction must not keep its successor waiting
 _LOCK = 0x616E6162  # advisory, while tables are created: CREATE … IF NOT EXISTS can collide
 _ORDER = "_anabranch_row"
 _ROW = "sink = %s AND target = %s"
@@ -279,7 +280,11 @@ class Postgres(StagedSink):
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
-        connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
+        connection.execute(
+            "SELECT set_config('lock_timeout', %s, false), "
+            "set_config('idle_in_transaction_session_timeout', %s, false)",
+            [LOCK_TIMEOUT, IDLE_TIMEOUT],
+        )
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             if self._exists(connection, "{table}"):
