@@ -269,6 +269,25 @@ def test_a_driver_that_was_replaced_shows_nothing_more(make: type[Kind], tmp_pat
 
 
 @pytest.mark.parametrize("make", KINDS)
+def test_a_driver_is_refused_as_soon_as_another_has_taken_over(
+    make: type[Kind], tmp_path: Path
+) -> None:
+    """The new one has shown and removed nothing yet."""
+    drivers = Drivers(make(tmp_path))
+    old, new = drivers.driver(), drivers.kind.sink("t")
+    late = drivers.stage(old, 1)
+    new.bind(Home("job", "out", drivers.root))
+    new.check(SCHEMA)
+    claimed = make in (InParquet, ByFunction)  # the others know it themselves
+    new.take_over(JOB, Generation.claim(drivers.root, 0).number if claimed else 2, 0)
+    with pytest.raises(CheckpointLockedError, match=r"generation 2.*generation 1"):
+        old.expose(1, late, [])
+    old.close()
+    new.close()
+    assert drivers.kind.rows("t") == Counter()
+
+
+@pytest.mark.parametrize("make", KINDS)
 def test_a_driver_is_replaced_between_any_two_steps_of_showing_a_slice(
     make: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,11 +385,14 @@ def test_a_new_driver_writes_itself_down_while_an_old_one_commits(
 
 
 @pytest.mark.parametrize("step", ["link", "rename"])
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("known", "kept"), [(True, [(1, 1)]), (False, [(2, 2)]), (True, []), (False, [])]
+)
 def test_a_replaced_driver_that_is_in_the_middle_of_a_parquet_slice(
-    step: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, known: bool, kept: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the new driver knows the slice from the journal or makes it anew: its rows stay."""
+    """Whether the new driver knows the slice from the journal or makes it anew: its rows stay, and
+    if a reader has deleted them, they do not come back."""
     drivers = Drivers(InParquet(tmp_path))
     old = drivers.driver()
     files = drivers.stage(old, 1)
@@ -384,12 +406,14 @@ def test_a_replaced_driver_that_is_in_the_middle_of_a_parquet_slice(
         else:
             new = drivers.driver()
             new.expose(1, drivers.stage(new, 1), [])
+        if not kept:
+            shutil.rmtree(tmp_path / "t" / "slice=1")
         return real(*args)
 
     monkeypatch.setattr(module, step, late)
     with pytest.raises((CheckpointLockedError, StorageError)):
         old.expose(1, files, [])
-    assert drivers.kind.rows("t") == Counter([(1, 1) if known else (2, 2)])
+    assert drivers.kind.rows("t") == Counter(kept)
 
 
 def test_a_slice_that_the_journal_does_not_know_is_replaced(tmp_path: Path) -> None:

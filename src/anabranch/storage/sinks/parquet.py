@@ -87,13 +87,6 @@ class Parquet(StagedSink):
             name, checkpoint = (owner or {}).get("topology"), (owner or {}).get("checkpoint")
             self._refuse_other_job(f"topology {name!r} with the checkpoint directory {checkpoint}")
         assert owner is not None
-        # An older driver that is about to show a slice finds what it has made ready gone.
-        for ready in (r for place in self._places() for r in self._of_older(place)):
-            if ready.suffix == ".ready":
-                dropped = ready.with_suffix(".dropped")
-                with explained("remove", ready):
-                    ready.rename(dropped)
-                shutil.rmtree(dropped, ignore_errors=True)
         return Held(owner["place"], found)
 
     def _owned(self) -> Path:

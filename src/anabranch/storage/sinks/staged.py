@@ -124,15 +124,15 @@ class StagedSink(Sink):
 
     def _sweep(self, staging: Path) -> None:
         """Remove what earlier generations left, and nothing of a later one: this driver may be
-        the one that has been replaced."""
-        for entry in self._of_older(staging):
-            shutil.rmtree(entry, ignore_errors=True)
-
-    def _of_older(self, staging: Path) -> list[Path]:
-        with explained("list", staging):
-            entries = list(staging.iterdir()) if staging.is_dir() else []
-        found = [(e, _STAGED.fullmatch(e.name)) for e in entries]
-        return [e for e, match in found if match and int(match[1]) < self._run]
+        the one that has been replaced. Each at once: an older driver that still wants to use it
+        finds all of it or nothing."""
+        with explained("remove", staging):
+            for entry in sorted(staging.iterdir()) if staging.is_dir() else ():
+                found = _STAGED.fullmatch(entry.name)
+                if found and int(found[1]) < self._run:
+                    dropped = entry.with_name(f"{entry.name}.dropped")
+                    entry.rename(dropped)
+                    shutil.rmtree(dropped, ignore_errors=True)
 
     def _still_mine(self) -> None:
         """Asked right before something is shown by a target that cannot refuse an older driver."""
