@@ -134,9 +134,11 @@ def test_a_new_directory_over_old_output_is_refused(tmp_path: Path) -> None:
     LocalRun(parquet(tmp_path), tmp_path / "a").feed(batch(1))
 
 
-def test_two_sinks_in_one_directory_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["./out", "link", "link/../out"])
+def test_two_sinks_in_one_directory_are_refused(tmp_path: Path, path: str) -> None:
     topology = parquet(tmp_path)
-    ab.Stream(topology, ("s",)).to("p", ab.Parquet(f"{tmp_path}/./out"))
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    ab.Stream(topology, ("s",)).to("p", ab.Parquet(f"{tmp_path}/{path}"))
     with pytest.raises(TopologyError, match="'o' and 'p' write to the same directory"):
         LocalRun(topology, tmp_path / "ck")
 
