@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from anabranch.errors import AnabranchError, InvariantError, StorageError
+from anabranch.errors import AnabranchError, ClusterError, InvariantError, StorageError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.mapping import Mapping
 from anabranch.model.plan import Edge
@@ -46,6 +46,7 @@ from anabranch.operators.base import SliceTime
 
 BACKUP_MEMORY_BYTES = 256 << 20  # backups of a node above this go to its local disk
 Answer = tuple[list[list[Any]], NodeReport | None]
+DriverRequest = WaveRequest | RecoverRequest | PrepareRequest | PollRequest
 
 
 class SliceNotes:
@@ -129,7 +130,7 @@ class Host:
 
     def prepare(self, request: PrepareRequest) -> NodeReport:
         """Begin to load what the plan will install here, or go on with it."""
-        self._refuse_older(request.run)
+        self._refuse_strange(request)
         plan = request.plan
         self._preparations.begin(
             self._job_of(request.spec), plan, plan.mapping.held_by(request.node)
@@ -145,13 +146,23 @@ class Host:
 
     def poll(self, request: PollRequest) -> NodeReport:
         """A report outside of a slice: written checkpoints above all."""
-        self._refuse_older(request.run)
+        self._refuse_strange(request)
         return self._report()
 
-    def _refuse_older(self, run: int) -> None:
-        if run < self._run:
+    def _refuse_strange(self, request: DriverRequest) -> None:
+        """Nothing changes by what an older driver says, or what is meant for another node."""
+        if request.run < self._run:
             raise InvariantError(
-                f"a driver of generation {run} spoke to a node owned by generation {self._run}"
+                f"a driver of generation {request.run} spoke to a node owned by generation "
+                f"{self._run}"
+            )
+        if self._node not in ("", request.node):
+            raise ClusterError(
+                f"a task for node {request.node} was run on node {self._node}, which has not its "
+                "state: Spark did not wait for the node it is pinned to (spark.locality.wait."
+                "process is 600s in a session of Anabranch's); nothing was changed, start the job "
+                "again",
+                node=request.node,
             )
 
     # -- a wave of a slice ---------------------------------------------------------------------
@@ -160,7 +171,7 @@ class Host:
         """Run one wave; returns a blob (as buffers) per destination node, and the last wave's
         report or None. A call of an earlier slice or mapping comes from a task that nobody waits
         for any more: it changes nothing."""
-        self._refuse_older(request.run)
+        self._refuse_strange(request)
         plan = request.plan
         current = self._mapping is not None and self._mapping.version == plan.mapping
         if not current or plan.number < self._notes.slice:
@@ -266,7 +277,7 @@ class Host:
 
     def recover(self, request: RecoverRequest, blobs: Sequence[Any]) -> Answer:
         """Rebuild partitions over several slices; the first wave installs them."""
-        self._refuse_older(request.run)
+        self._refuse_strange(request)
         plan = request.plan
         key = (plan.mapping.version, plan.part)
         is_new = request.driver != self._driver or key > self._recovery
