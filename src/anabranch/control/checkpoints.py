@@ -23,7 +23,9 @@ class CheckpointLedger:
     """The owner of what is durable, per partition.
 
     A partition's files form a chain: a full one, then deltas. A file belongs to it also when the
-    cut it was sealed for was given up, because the next delta begins where it ended.
+    cut it was sealed for was given up, because the next delta begins where it ended. A node repeats
+    only its newest reports, so one may never be heard of: what comes after it does not count, and
+    the next checkpoint has to be a full one.
     """
 
     def __init__(self, interval_ms: int, cut: Cut | None, previous: Cut | None) -> None:
@@ -32,7 +34,8 @@ class CheckpointLedger:
         self.previous = previous
         self._epochs: dict[PartitionId, int] = {}
         self._chains: dict[PartitionId, list[str]] = {}
-        self._newest: dict[PartitionId, int] = {}  # slice of a chain's last file
+        self._newest: dict[PartitionId, int] = {}  # slice up to which a chain goes
+        self._broken: set[PartitionId] = set()  # chains that need a full file to go on
         self._sealed: int | None = None  # the cut in flight
         self._missing: set[PartitionId] = set()
         self._files: dict[str, list[str]] = {}
@@ -51,7 +54,12 @@ class CheckpointLedger:
     @property
     def whole(self) -> bool:
         """Has every partition a full file of its own by now? The next ones will be deltas."""
-        return all(self._chains.get(p) for p in self._epochs)
+        return not self._broken and all(self._chains.get(p) for p in self._epochs)
+
+    @property
+    def broken(self) -> bool:
+        """Must the next checkpoint have the whole state?"""
+        return bool(self._broken)
 
     @property
     def cut_slice(self) -> int:
@@ -68,10 +76,16 @@ class CheckpointLedger:
         waits for one of them is given up; the next one is due at once."""
         for partition in partitions:
             self._chains[partition], self._newest[partition] = [], 0
+            self._broken.discard(partition)
             if partition in self._missing:
-                self._sealed, self._missing = None, set()
-                self._last_seal_ms = (self._last_seal_ms or 0) - self._interval_ms
+                self._give_up()
         self._epochs = {p: o.epoch for p, o in mapping.owners.items()}
+        self._broken &= self._epochs.keys()
+
+    def _give_up(self) -> None:
+        """The cut in flight will never be complete."""
+        self._sealed, self._missing = None, set()
+        self._last_seal_ms = (self._last_seal_ms or 0) - self._interval_ms
 
     def sealed(self, slice_no: int, mapping: Mapping, now_ms: int) -> None:
         """Every partition sealed at `slice_no`; wait for their files."""
@@ -97,8 +111,16 @@ class CheckpointLedger:
                 or report.slice <= self._newest[partition]
             ):
                 continue  # from an owner that was replaced, or repeated
-            chain = [] if report.full else self._chains[partition]
-            self._chains[partition] = [*chain, report.path]
+            if report.full:
+                self._chains[partition] = []
+                self._broken.discard(partition)
+            elif report.after != self._newest[partition]:
+                self._broken.add(partition)  # what lies between was never heard of
+                if report.slice == self._sealed:
+                    self._give_up()
+                continue
+            if report.path is not None:
+                self._chains[partition] = [*self._chains[partition], report.path]
             self._newest[partition] = report.slice
             if report.slice == self._sealed:
                 self._has_file(partition)

@@ -752,9 +752,10 @@ class Controller:
 
     @property
     def _seal_writes(self) -> Writes:
-        if self._change is not None:  # state that is loaded ahead must stay a part of the files
-            return Writes.CHANGES
-        return Writes.WHOLE if self._config.whole else Writes.FOLDED
+        if self._config.whole or self._checkpoints.broken:
+            return Writes.WHOLE
+        # State that is loaded ahead must stay a part of the files.
+        return Writes.FOLDED if self._change is None else Writes.CHANGES
 
     def _attempt_of(self, feed: Feed, logged: SliceRecord | None) -> int:
         if feed is Feed.LIVE:
@@ -873,6 +874,8 @@ class Controller:
         """Checkpoint files that became durable; a completed cut moves the restart point."""
         self._disk_full = any(r.disk_full for r in reports)
         cut = self._checkpoints.written(c for r in reports for c in r.checkpoints)
+        if self._checkpoints.broken:
+            self._change = None  # full files will take the place of those it loads ahead
         if cut is None:
             return []
         start = self._checkpoints.replay_from

@@ -56,14 +56,16 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
-    """A durable checkpoint file of one partition, complete up to and including `slice`."""
+    """One partition is durable up to and including `slice`: by a file with its whole state, or one
+    with what changed since the slice it was durable at before, or none where nothing did."""
 
     partition: PartitionId
     slice: int
     epoch: int
-    path: str
+    path: str | None  # no file: nothing has changed
     full: bool
     nbytes: int
+    after: int = 0  # if it is not full: the slice that it begins after
 
 
 @dataclass(frozen=True, slots=True)

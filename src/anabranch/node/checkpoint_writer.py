@@ -15,7 +15,7 @@ from anabranch.storage.checkpoint_files import checkpoint_name, write_checkpoint
 
 MAX_CHECKPOINT_QUEUE = 256  # sealed partitions that wait for the disk; more would fill memory
 # Files per partition that reports repeat: a cut that was given up leaves one the driver may not
-# have heard of, and one more may follow before it has.
+# have heard of, and one more may follow before it has. If even more do, the driver finds out.
 REPORTED_CHECKPOINTS = 4
 
 
@@ -75,13 +75,18 @@ class CheckpointWriter:
         slice_no: int,
         epoch: int,
         full: bool,
+        before: int,
         states: Any,
     ) -> None:
-        """Make one partition's sealed state durable, on the caller's time."""
-        name = checkpoint_name(partition, slice_no, epoch, place)
-        failure = None
+        """Make one partition's sealed state durable, on the caller's time: by no file where nothing
+        changed since the seal at the slice `before`."""
+        name = checkpoint_name(partition, slice_no, epoch, place) if full or states else None
+        failure, size = None, 0
         try:
-            size = write_checkpoint(Path(root), name, job, partition, slice_no, epoch, full, states)
+            if name is not None:
+                size = write_checkpoint(
+                    Path(root), name, job, partition, slice_no, epoch, full, states
+                )
         except Exception as e:
             message = e.message if isinstance(e, AnabranchError) else repr(e)
             failure = Failure(str(partition), "checkpoint", message, repr(e), kind="storage")
@@ -91,7 +96,7 @@ class CheckpointWriter:
             if failure is not None:
                 self._failures.append(failure)
                 return
-            done = CheckpointWritten(partition, slice_no, epoch, name, full, size)
+            done = CheckpointWritten(partition, slice_no, epoch, name, full, size, before)
             self._written[(partition, slice_no)] = done
             mine = sorted(n for p, n in self._written if p == partition)
             for old in mine[:-REPORTED_CHECKPOINTS]:

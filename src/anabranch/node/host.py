@@ -513,8 +513,9 @@ class Host:
             if p.id in copies:
                 p.sealed_elsewhere()
             elif p.sealed < number:
+                before = p.sealed
                 full, states = p.seal(plan.writes)
-                write(self._run, *place, p.id, number, p.epoch, full, states)
+                write(self._run, *place, p.id, number, p.epoch, full, before, states)
 
     def _spill(self, confirmed: int) -> None:
         """Move the oldest backups to disk while there are too many in memory."""

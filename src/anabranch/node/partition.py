@@ -25,8 +25,11 @@ from anabranch.node.chain import ChainProgram, ChainResult
 from anabranch.operators.base import GROUP, SliceTime
 from anabranch.storage.checkpoint_files import decode_table, encode_table, read_checkpoint
 
-# Deltas are folded into a full checkpoint once together they outweigh this share of the state.
+# Deltas are folded into a full checkpoint once together they outweigh this share of the state, or
+# are so many: a restore opens each, and every head of the journal names it. At the default interval
+# this writes a large state that hardly changes once in ten minutes.
 FULL_AFTER_DELTA_SHARE = 1.0
+FULL_AFTER_DELTAS = 64
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class Partition:
         self.outputs: dict[int, Output] = {}
         self.backs_up = True
         self._delta_rows: int | None = None  # since the last full checkpoint; None: none yet
+        self._deltas = 0
+        self._sealed_schemas: dict[str, pa.Schema] = {}
 
     # -- apply ---------------------------------------------------------------------------------
 
@@ -149,7 +154,9 @@ class Partition:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def seal(self, writes: Writes = Writes.FOLDED) -> tuple[bool, dict[str, list[pa.Table]]]:
-        """The state, or what changed since the last seal, as tables: (is it full?, tables).
+        """The state, or what changed since the last seal, as tables: (is it full?, tables). No
+        tables where nothing changed, neither rows nor what a schema says beside them (up to which
+        time windows are closed).
 
         Once per slice: a second delta would be empty and take the place of the first.
         """
@@ -158,11 +165,17 @@ class Partition:
         rows = sum(t.num_rows for t in deltas.values())
         total = sum(s.rows for s in self.states.values())
         piled = (self._delta_rows or 0) + rows > FULL_AFTER_DELTA_SHARE * total
+        piled = piled or self._deltas >= FULL_AFTER_DELTAS
         folds = writes is Writes.WHOLE or (writes is Writes.FOLDED and piled)
+        before, now = self._sealed_schemas, {n: t.schema for n, t in deltas.items()}
+        self._sealed_schemas = now
         if self._delta_rows is None or folds:
-            self._delta_rows = 0
+            self._delta_rows = self._deltas = 0
             return True, {n: [s.snapshot()] for n, s in self.states.items()}
+        if not rows and all(now[n].equals(before[n], check_metadata=True) for n in now):
+            return False, {}
         self._delta_rows += rows
+        self._deltas += 1
         return False, {n: [t] for n, t in deltas.items()}
 
     def sealed_elsewhere(self) -> None:

@@ -29,6 +29,8 @@ class Snapshot:
     full: bool
     keys: dict[int, tuple[int, bool]]
     closed_us: int
+    after: int = 0  # the slice of the one before it
+    changed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

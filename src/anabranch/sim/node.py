@@ -390,12 +390,13 @@ class SimNode:
             return
         run, epoch, snapshot = self._unwritten.popleft()
         pid, slice_no = snapshot.partition, snapshot.slice
-        path = f"{pid.chain}/{pid.index}/{slice_no}-{epoch}.ckpt"
-        self._disk.files[path] = snapshot
+        path = f"{pid.chain}/{pid.index}/{slice_no}-{epoch}.ckpt" if snapshot.changed else None
+        if path is not None:
+            self._disk.files[path] = snapshot
         if run != self._run:
             return
         self._written[(pid, slice_no)] = CheckpointWritten(
-            pid, slice_no, epoch, path, snapshot.full, len(snapshot.keys)
+            pid, slice_no, epoch, path, snapshot.full, len(snapshot.keys), snapshot.after
         )
         mine = sorted(n for p, n in self._written if p == pid)
         for old in mine[:-REPORTED_CHECKPOINTS]:

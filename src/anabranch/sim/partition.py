@@ -36,7 +36,7 @@ class SimPartition:
         self.backs_up = True
         self._hashes: dict[int, int] = {}
         self._open: set[int] = set()
-        self._closed_us = -1
+        self._closed_us = self._sealed_closed_us = -1
         self._changed: set[int] = set()
         self._deltas: int | None = None  # since the last full checkpoint; None: none yet
 
@@ -82,7 +82,7 @@ class SimPartition:
                 output.to_sinks = False
 
     def seal(self, writes: Writes) -> Snapshot:
-        self.sealed = self.next_slice - 1
+        before, self.sealed = self.sealed, self.next_slice - 1
         piled = (self._deltas or 0) >= DELTAS_UNTIL_FULL
         folds = writes is Writes.WHOLE or (writes is Writes.FOLDED and piled)
         full = self._deltas is None or folds
@@ -90,7 +90,9 @@ class SimPartition:
         keys = self._hashes if full else self._changed
         saved = {k: (self._hashes[k], k in self._open) for k in sorted(keys)}
         self._changed = set()
-        return Snapshot(self.id, self.sealed, full, saved, self._closed_us)
+        changed = full or bool(saved) or self._closed_us != self._sealed_closed_us
+        self._sealed_closed_us = self._closed_us
+        return Snapshot(self.id, self.sealed, full, saved, self._closed_us, before, changed)
 
     def restore(self, files: Iterable[Snapshot], groups: Sequence[int]) -> None:
         """Load checkpoint files, oldest first; only keys of the partition's own groups."""

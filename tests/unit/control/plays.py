@@ -161,8 +161,9 @@ class Play:
     ) -> None:
         """The nodes' checkpoint files of a slice became durable."""
         for node in only or self.mapping.nodes:
+            newest = {c.partition: c.slice for c in self.checkpoints.get(node, ())}
             more = tuple(
-                CheckpointWritten(p, number, e, f"{p}@{number}", full, 1)
+                CheckpointWritten(p, number, e, f"{p}@{number}", full, 1, newest.get(p, 0))
                 for p, e in self.mapping.hosted_by(node).items()
             )
             self.checkpoints[node] = (*self.checkpoints.get(node, ()), *more)

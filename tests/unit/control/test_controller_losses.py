@@ -42,11 +42,13 @@ from anabranch.model.events import (
 )
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.reports import CheckpointWritten
-from anabranch.model.slices import Feed
+from anabranch.model.slices import Feed, Writes
 
 
 def written(partition: PartitionId, slice_no: int, epoch: int, full: bool) -> CheckpointWritten:
-    return CheckpointWritten(partition, slice_no, epoch, f"{partition}@{slice_no}", full, 1)
+    """A file; one that is not full begins with the slice before."""
+    path = f"{partition}@{slice_no}"
+    return CheckpointWritten(partition, slice_no, epoch, path, full, 1, slice_no - 1)
 
 
 # -- where it hits --------------------------------------------------------------------------------
@@ -455,3 +457,40 @@ def test_a_recovery_that_leaves_a_partition_unspoken_of_is_tried_again(
     event = PartitionsRecovered((replace(only, partitions=said, replayed={}),), 0)
     assert play.recovering(play.controller.handle(event)) == []
     assert owners(play.mapping) == {"count[0]": ("1", 1), "count[1]": ("1", 3)}
+
+
+def test_a_delta_whose_beginning_was_never_heard_of_does_not_count() -> None:
+    play = sealed()
+    delta = written(COUNT[0], 2, 1, full=False)  # after slice 1, of which nothing was heard
+    play.checkpoints[FIRST] = (delta,)
+    play.checkpoints[SECOND] = (written(COUNT[1], 2, 1, full=True),)
+    assert play.controller.handle(NodesPolled(play.reports(3), 0)) == []  # the cut is given up
+    (run,) = play.controller.handle(BatchArrived(2, 12))
+    assert isinstance(run, RunSlice)
+    assert (run.plan.seal, run.plan.writes) == (True, Writes.WHOLE)
+    play.ran(run)
+    # The same again while its file is written: the cut goes on to wait.
+    assert play.controller.handle(NodesPolled(play.reports(4), 0)) == []
+    play.checkpoints[FIRST] = (delta, written(COUNT[0], 3, 1, full=True))
+    play.checkpoints[SECOND] = (written(COUNT[1], 3, 1, full=True),)
+    head, _ = play.controller.handle(NodesPolled(play.reports(4), 0))
+    assert isinstance(head, WriteHead)
+    assert head.cut is not None
+    assert head.cut.files == {"count/0": ["count[0]@3"], "count/1": ["count[1]@3"]}
+    (run,) = play.controller.handle(BatchArrived(3, 50))
+    assert isinstance(run, RunSlice)
+    assert (run.plan.seal, run.plan.writes) == (True, Writes.FOLDED)
+
+
+def test_a_partition_without_changes_has_its_files_in_the_next_cut() -> None:
+    play = sealed()
+    play.written(2)
+    play.controller.handle(NodesPolled(play.reports(3), 0))
+    (run,) = play.controller.handle(BatchArrived(2, 50))
+    play.ran(run)
+    play.checkpoints[FIRST] = (CheckpointWritten(COUNT[0], 3, 1, None, False, 0, 2),)
+    play.checkpoints[SECOND] = (written(COUNT[1], 3, 1, full=False),)
+    head, _ = play.controller.handle(NodesPolled(play.reports(4), 0))
+    assert isinstance(head, WriteHead)
+    assert head.cut is not None
+    assert head.cut.files == {"count/0": ["count[0]@2"], "count/1": ["count[1]@2", "count[1]@3"]}

@@ -94,7 +94,7 @@ def checkpoint_acknowledged_before_it_is_durable(patch: pytest.MonkeyPatch) -> N
             pid = snapshot.partition
             path = f"{pid.chain}/{pid.index}/{snapshot.slice}-{epoch}.ckpt"
             self._written[(pid, snapshot.slice)] = CheckpointWritten(
-                pid, snapshot.slice, epoch, path, snapshot.full, 0
+                pid, snapshot.slice, epoch, path, snapshot.full, 0, snapshot.after
             )
 
     patch.setattr(SimNode, "_seal", seal)
@@ -329,7 +329,8 @@ def delta_of_a_cut_given_up_left_out(patch: pytest.MonkeyPatch) -> None:
     real = CheckpointLedger.written
 
     def written(self: CheckpointLedger, reports: Iterable[CheckpointWritten]) -> Cut | None:
-        return real(self, [r for r in reports if r.slice == self._sealed])
+        heard = [r for r in reports if r.slice == self._sealed]
+        return real(self, [replace(r, after=self._newest.get(r.partition, 0)) for r in heard])
 
     patch.setattr(CheckpointLedger, "written", written)
 
