@@ -195,7 +195,7 @@ class Actions:
             # From here on an older driver's journal is not read by anybody, whatever becomes of
             # this one; only now may sinks and storage be touched.
             self._journal.begin(_inherited(*found, self.run))
-        self._generation.forget_older()
+        self._generation.clean_up()
         self._confirmed = past.slices[-1].number if past.slices else 0
         self._checkpoint = (past.cut.slice if past.cut else 0, None)
         return past
@@ -479,7 +479,7 @@ class Actions:
         try:
             source_log.trim(self._root, command.log_below)
             for name in checkpoint_store.names(self._root, self._prepared.spec.checkpoints):
-                number = name.rpartition("/")[2].partition("-")[0]
+                number = name.rpartition("/")[2].lstrip(".").partition("-")[0]
                 if not number.isdigit() or name in command.keep_files:
                     continue  # a stranger's, or needed
                 if int(number) < command.log_below:

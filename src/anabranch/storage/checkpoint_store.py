@@ -54,9 +54,9 @@ def write(root: Path, name: str, parts: Iterable[Any]) -> int:
 
 
 def names(root: Path, place: str) -> list[str]:
-    """All checkpoint files at a place: LOCAL or a URL."""
+    """All checkpoint files at a place, LOCAL or a URL, also those that nobody finished."""
     if not is_url(place):
-        return [str(p.relative_to(root)) for p in (root / place).glob("*/*/*.ckpt")]
+        return [str(p.relative_to(root)) for p in (root / place).glob("*/*/*.ckpt*")]
     with _explained("list", place):
         system, base = _located(place)
         found = system.glob(f"{base.rstrip('/')}/*/*/*.ckpt")

@@ -29,6 +29,7 @@ from anabranch.errors import CheckpointLockedError
 from anabranch.storage.files import explained, write_atomic
 
 CLAIMS = "generations"
+OWNER = "driver"  # in a claim: whose it is
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ class Generation:
                 except FileExistsError:  # somebody else was faster
                     number += 1
         mine = Generation(root, number)
-        write_atomic(
-            mine.directory / "driver", [f"process {os.getpid()} on {socket.gethostname()}".encode()]
-        )
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        write_atomic(mine.directory / OWNER, [owner.encode()])
         mine.check()
         return mine
 
@@ -70,7 +70,7 @@ class Generation:
             return
         owner = "another process"
         with contextlib.suppress(OSError):  # it has only just claimed it
-            owner = (self.root / CLAIMS / str(newest) / "driver").read_text()
+            owner = (self.root / CLAIMS / str(newest) / OWNER).read_text()
         raise CheckpointLockedError(
             f"{owner} has taken over the checkpoint directory {self.root} (generation {newest}) "
             f"while this driver (generation {self.number}) was running: its lock was lost, by a "
@@ -81,11 +81,20 @@ class Generation:
             newest=newest,
         )
 
-    def forget_older(self) -> None:
-        """Delete the claims before this one, whose drivers end by this one's as well."""
+    def clean_up(self) -> None:
+        """Delete the claims before this one, whose drivers end by this one's as well, and what
+        writers that were killed before it left half-written. What a newer driver writes is younger
+        than this claim."""
         for number in claimed(self.root):
             if number < self.number:
                 shutil.rmtree(self.root / CLAIMS / str(number), ignore_errors=True)
+        with explained("clean up", self.root):
+            since = (self.directory / OWNER).stat().st_mtime_ns
+            for where in ("", "journal/", "checkpoints/*/*/"):
+                for leftover in self.root.glob(f"{where}.*.tmp"):
+                    with contextlib.suppress(FileNotFoundError):
+                        if leftover.stat().st_mtime_ns < since:
+                            leftover.unlink()
 
 
 def claimed(root: Path) -> list[int]:

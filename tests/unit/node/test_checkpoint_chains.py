@@ -149,3 +149,19 @@ def test_a_full_file_of_a_cut_given_up_that_nobody_heard_of_is_written_again(
     assert run.driver.controller.cut is not None
     run.kill()
     comparison.feed(LocalRun(comparison.topology(), tmp_path), all_keys(3))
+
+
+def test_a_half_written_file_of_a_killed_node_goes_when_its_slice_is_past(tmp_path: Path) -> None:
+    comparison = Comparison(Dataflow(STEPS))
+    run = start(comparison, tmp_path, nodes=2)
+    comparison.feed(run, all_keys(1))
+    run.await_cut()
+    there = tmp_path / "checkpoints" / "sum" / "0"
+    past, ahead = there / ".000000000001-1.ckpt.a.tmp", there / ".000000000099-1.ckpt.b.tmp"
+    for path in (past, ahead):
+        path.touch()
+    for n in range(2, 5):
+        comparison.feed(run, all_keys(n))
+        run.await_cut()
+    assert not past.exists()
+    assert ahead.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_the_newest_claim_ends_all_older_drivers(tmp_path: Path) -> None:
     second.check()
     with pytest.raises(CheckpointLockedError, match=r"process \d+ on .* taken over .*eration 2\)"):
         first.check()
-    second.forget_older()
+    second.clean_up()
     assert claimed(tmp_path) == [2]
     with pytest.raises(CheckpointLockedError):
         first.check()
@@ -141,3 +142,23 @@ def newest(directory: Path) -> int:
     found = Journal(directory).read()
     assert found is not None
     return found[0].slices[-1].number
+
+
+def test_what_a_killed_writer_left_goes_at_a_start_and_a_live_writers_stays(tmp_path: Path) -> None:
+    names = [".identity.a.tmp", "journal/.1-1.jsonl.b.tmp", "checkpoints/c/0/.17-1.ckpt.c.tmp"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    others = ["identity", "journal/1-1.jsonl", "checkpoints/c/0/17-1.ckpt", ".tmp/.x.tmp"]
+    for name in others:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    mine = Generation.claim(tmp_path, 0)
+    late = (mine.directory / "driver").stat().st_mtime_ns  # what is written since may be needed
+    for name in names:
+        (tmp_path / f"{name}.tmp").touch()
+        os.utime(tmp_path / f"{name}.tmp", ns=(late, late))
+    mine.clean_up()
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert left - {"generations/1/driver"} == {*others, *(f"{n}.tmp" for n in names)}
