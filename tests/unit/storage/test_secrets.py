@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from tests.unit.node.local_run import LocalRun
 
@@ -24,7 +23,6 @@ from anabranch.storage.checkpoint_store import check_url
 from anabranch.storage.credentials import masked
 from anabranch.storage.sinks import Home
 from postgres_server import Server
-from sink_starts import start
 
 SECRET = "hUnter2"
 
@@ -229,18 +227,3 @@ def test_names_in_an_old_journal_are_shown_without_their_password(
 )
 def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
     assert masked(address) == shown
-
-
-# -- errors that are not ours ------------------------------------------------------------------
-
-
-def test_damaged_dead_letters_are_told(server: Server, tmp_path: Path) -> None:
-    sink = ab.Postgres(server.address, "damaged")
-    sink.bind(Home("job", "out", tmp_path, puts_aside=True))
-    sink.check(pa.schema([("k", pa.int64())]))
-    start(sink)
-    (tmp_path / "refused").mkdir()
-    (tmp_path / "refused" / "out.parquet").write_bytes(b"PAR1 torn")
-    with pytest.raises(StorageError, match=r"refused, is damaged"):
-        sink.expose(1, [], [])
-    sink.close()

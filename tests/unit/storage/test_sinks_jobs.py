@@ -514,3 +514,66 @@ def test_a_sink_that_may_lack_the_newest_slice_does_not_move(
     worked(tmp_path / "ck", new.sink("u"), SECOND)
     assert old.rows("t") == Counter(FIRST)
     assert new.rows("u") == Counter(SECOND)
+
+
+# -- errors that are not ours ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sink", "why"),
+    [
+        (lambda path: ab.Parquet(""), "the path of a Parquet sink is ''"),
+        (lambda path: ab.Parquet(f"{path}/a\0b"), "name a directory"),
+        (lambda path: ab.Parquet(f"{path}/file"), "Not a directory"),
+        (lambda path: ab.Parquet(f"{path}/file/x"), "Not a directory"),
+        (lambda path: ab.Parquet(f"{path}/owned"), "Is a directory"),
+        (lambda path: ab.Delta(" "), "the path of a Delta sink is ' '"),
+        (lambda path: ab.Delta(f"{path}/file"), "could not open the Delta table"),
+        (lambda path: ab.Delta(f"{path}/log"), "could not open the Delta table"),
+        (lambda path: ab.Delta("nosuch://x"), "could not open the Delta table"),
+        (lambda path: ab.Postgres("", ""), "name it as table or schema.table"),
+        (lambda path: ab.Postgres("", "a..b"), "name it as table or schema.table"),
+        (lambda path: ab.Postgres("", "a.b.c"), "name it as table or schema.table"),
+        (lambda path: ab.Postgres("", "a\0b"), "name it as table or schema.table"),
+        (lambda path: ab.Postgres(InPostgres.server.address, "nosuch.t"), "could not reach"),
+    ],
+)
+def test_a_target_that_cannot_be_is_told(sink: Any, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "owned" / ".anabranch" / "owner").mkdir(parents=True)
+    (tmp_path / "log" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "log" / "_delta_log" / f"{0:020d}.json").write_text("{torn")
+    with pytest.raises((ConfigError, StorageError), match=why):
+        job(tmp_path / "ck", sink(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "directory"),
+    [
+        *(("shown", False), ("shown/out", False), ("shown/out/1", True)),
+        *(("staged", False), ("staged/out", False), ("exposed/out", True), ("identity", True)),
+    ],
+)
+def test_a_checkpoint_directory_with_something_else_in_a_name_is_told(
+    name: str, directory: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "ck" / name
+    path.parent.mkdir(parents=True)
+    if directory:
+        path.mkdir()
+    else:
+        path.touch()
+    with pytest.raises(StorageError, match=str(tmp_path)):
+        worked(tmp_path / "ck", ByFunction(tmp_path).sink("t"), FIRST)
+
+
+def test_damaged_dead_letters_are_told(tmp_path: Path) -> None:
+    sink = ab.Postgres(InPostgres.server.address, "damaged")
+    sink.bind(Home("job", "out", tmp_path, puts_aside=True))
+    sink.check(SCHEMA)
+    start(sink)
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused" / "out.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(StorageError, match="refused, is damaged"):
+        sink.expose(1, [], [])
+    sink.close()

@@ -29,7 +29,7 @@ from anabranch.errors import (
 )
 from anabranch.storage.credentials import refuse_credentials
 from anabranch.storage.identity import DIGITS
-from anabranch.storage.sinks.staged import Held, StagedSink
+from anabranch.storage.sinks.staged import Held, StagedSink, absolute
 
 CLAIMS = 10  # tries to write down a new driver while an older one commits
 
@@ -51,7 +51,7 @@ class Delta(StagedSink):
             self.path, "the path of a Delta sink", "set the environment variables of delta-rs"
         )
         if "://" not in self.path:
-            self.path = str(Path(self.path).absolute())
+            self.path = absolute(self.path, "a Delta sink")
 
     def check(self, schema: pa.Schema) -> None:
         deltalake = _deltalake()

@@ -18,7 +18,7 @@ import pyarrow as pa
 from anabranch.errors import ConfigError, StorageError, TopologyError
 from anabranch.storage.files import create_exclusive, explained
 from anabranch.storage.sinks.notes import read_marker
-from anabranch.storage.sinks.staged import Held, StagedSink
+from anabranch.storage.sinks.staged import Held, StagedSink, absolute
 
 FORMAT = 1
 OWN = ".anabranch"  # below the path: no reader of Parquet looks there
@@ -44,8 +44,7 @@ class Parquet(StagedSink):
                 f"the Parquet sink was given a URL ({kind}://…), but writes to directories only, "
                 "since a slice appears by a rename; give a path, or use Delta"
             )
-        # Nodes have working directories of their own: a relative path means the driver's.
-        self.path = str(Path(self.path).absolute())
+        self.path = absolute(self.path, "a Parquet sink")
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "path": self.path}

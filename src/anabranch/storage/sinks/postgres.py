@@ -72,6 +72,11 @@ class Postgres(StagedSink):
     retry: str | timedelta = "30s"
 
     def __post_init__(self) -> None:
+        parts = self.table.split(".")
+        if len(parts) > 2 or not all(parts) or "\0" in self.table:
+            raise ConfigError(
+                f"the table of a Postgres sink is {self.table!r}; name it as table or schema.table"
+            )
         self.keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
         self._retry_s = parse_duration(self.retry).total_seconds()
         self._connection: Any = None

@@ -264,3 +264,11 @@ class StagedSink(Sink):
                     yield from pq.ParquetFile(path).iter_batches(BATCH_ROWS)
                 except pa.ArrowException as e:
                     raise StorageError(f"the staged file {path} is damaged: {e}") from e
+
+
+def absolute(path: str, what: str) -> str:
+    """A directory that was given by a path. Nodes have working directories of their own: a relative
+    one means the driver's."""
+    if not path.strip() or "\0" in path:
+        raise ConfigError(f"the path of {what} is {path!r}; name a directory")
+    return str(Path(path).absolute())
