@@ -586,7 +586,7 @@ def test_a_run_puts_rows_aside_once(
     run.feed([{"s": [(1, 6), (2, 7)]}, {"s": [(3, 8)]}])
     with monkeypatch.context() as patch:
         patch.setattr(ab.Parquet, "_deliver", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(StorageError, match="'dead' could not show slice 2: ZeroDivisionError"):
             run.feed([{"s": [(4, 9), (5, 5)]}])
     run.kill()
     run = LocalRun(topology(), tmp_path / "ck")
