@@ -70,7 +70,7 @@ class Flow:
             seal=False,
             watermarks=time.watermarks,
         )
-        self.ledger.commit(plan, 0, ())
+        self.ledger.commit(plan, 0, (), time.processing_ms)
         columns = [[at(t) for t, *_ in rows], *([row[i] for row in rows] for i in (1, 2, 3))]
         table = pa.table(columns, schema=SCHEMA)
         packets: dict[int, list[pa.Table]] = {}
