@@ -272,3 +272,13 @@ def test_a_job_of_another_user_than_the_files_owner_is_not_asked(
     os.chown(tmp_path / ENDPOINT, NOBODY, NOBODY)
     with pytest.raises(AdjustmentError, match=r"no job is running on .* any more"):
         ask(tmp_path, {"do": "status"})
+
+
+def test_a_driver_that_was_replaced_leaves_its_successors_endpoint(tmp_path: Path) -> None:
+    """It has lost its lock, and ends when the other one has begun."""
+    replaced = Endpoint(tmp_path, Running(tmp_path / "a"))
+    successor = Endpoint(tmp_path, Running(tmp_path / "b"))
+    replaced.close()
+    assert ask(tmp_path, {"do": "status"})["slice"] == 3
+    successor.close()
+    assert not (tmp_path / ENDPOINT).exists()
