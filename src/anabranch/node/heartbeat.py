@@ -100,8 +100,10 @@ class Heartbeat:
 
 
 def _sign() -> bytes:
-    """Alive, and busy with what."""
-    doing = activity.current()
+    """Alive, and busy with what, if that can be read just now: the line may be half wiped."""
+    doing = None
+    with contextlib.suppress(ValueError):
+        doing = activity.current()
     if doing is None:
         return ALIVE
     kind = BUSY if doing.pid == os.getpid() else HELPING

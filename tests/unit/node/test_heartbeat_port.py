@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anabranch.model.ids import NodeId
+from anabranch.node import activity, heartbeat
 from anabranch.node.heartbeat import (
     ALIVE,
     LOST,
@@ -240,3 +242,14 @@ def test_the_listening_thread_ends_with_it() -> None:
     listener.close()
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("torn", [b"          or 'a' (count/0)", b"x 1 y", b"1.0 self y", b"\xff"])
+def test_a_node_beats_whatever_is_read_from_its_slate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    """A line may be read while it is wiped: its beginning is gone, its end is there still."""
+    path = tmp_path / "slate"
+    path.write_bytes(torn)
+    monkeypatch.setattr(activity, "_slate", activity.Slate(path))
+    assert heartbeat._sign() == ALIVE
