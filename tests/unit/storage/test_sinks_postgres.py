@@ -532,6 +532,16 @@ def test_rows_that_the_server_refuses_are_put_aside(
     assert again.expose(3, [], []) is None
 
 
+def test_leftovers_of_a_crash_go(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "refused").mkdir()
+    leftover, of_another = (tmp_path / "refused" / f".{n}.parquet.12.tmp" for n in ("out", "x"))
+    for path in (leftover, of_another):
+        path.touch()
+    start(make(aside=True), 0)
+    assert not leftover.exists()
+    assert of_another.exists()
+
+
 def test_strings_that_the_server_cannot_parse(server: Server, table: str, make: Make) -> None:
     server.query(f"CREATE TABLE {table} (k bigint, v jsonb)")
     sink = make(aside=True)

@@ -103,6 +103,12 @@ class Postgres(StagedSink):
     def refused(self, table: pa.Table) -> list[Refused]:
         return unfit_rows(table)
 
+    def begin(self) -> None:
+        super().begin()
+        with explained("remove", self._noted()):
+            for leftover in self._noted().parent.glob(f".{self._noted().name}.*.tmp"):
+                leftover.unlink(missing_ok=True)
+
     def close(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(Exception):
