@@ -12,12 +12,14 @@ from anabranch.spark import watchdog
 from anabranch.spark.embedded import EmbeddedCluster
 
 HERE = Path(__file__).parent
+PATIENCE_S = 900  # a minute's test, on a machine that others keep busy
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(PATIENCE_S))  # unless it names its own
 
 
 @pytest.fixture(scope="session")

@@ -144,10 +144,15 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
     process = start(
         job, "run", "sums_job:topology", "--nodes", "2", "--checkpoint", "ck", "--slice", "200ms"
     )
-    deadline = time.monotonic() + TIMEOUT_S
-    while not list((job / "out").glob("slice=*")) and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+
+    def await_sums(total: int) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while sums(job) != dict.fromkeys(range(10), total):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    await_sums(10)
     put_rows(job, 2)
     code, said = ask(job, "scale", "ck", "sum", "3")
     assert (code, said.splitlines()[0]) == (0, "done: sum at parallelism 3")
@@ -157,6 +162,7 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
     assert ask(job, "nodes", "ck", "add", "1")[0] == 0
     put_rows(job, 3)
     nodes: list[dict[str, object]] = []
+    deadline = time.monotonic() + TIMEOUT_S
     while len(nodes) < 3 or not all(n["partitions"] for n in nodes):
         assert time.monotonic() < deadline
         code, said = ask(job, "nodes", "ck", "--json")
@@ -166,6 +172,7 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
     status = json.loads(ask(job, "status", "ck", "--json")[1])
     assert [n["node"] for n in status["nodes"]] == [n["node"] for n in nodes[1:]]
     assert status["operators"][0]["partitions"] == 3
+    await_sums(30)
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, stderr) == (0, "")

@@ -25,7 +25,6 @@ def may_cut_links() -> bool:
 
 
 @pytest.mark.skipif(not LONG, reason="a cluster of its own, for more than a minute")
-@pytest.mark.timeout(400)
 def test_a_node_that_is_cut_off_is_replaced_and_fenced(tmp_path: Path) -> None:
     if not may_cut_links():
         pytest.skip("needs iproute2, util-linux and the right to make network namespaces")

@@ -16,7 +16,6 @@ from anabranch.spark.embedded import EmbeddedCluster
 from effort import LONG
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not LONG, reason="each takes a minute or two")
 @pytest.mark.parametrize("name", list(CASES))
 def test_scaled_under_kills(

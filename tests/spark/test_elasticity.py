@@ -20,7 +20,6 @@ def adjusted(running: Running, operator: str, parallelism: int) -> None:
     wait_for(lambda: len(running.mapping.partitions(operator)) == parallelism)
 
 
-@pytest.mark.timeout(400)
 def test_scaled_up_and_down_under_kills(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -39,7 +38,6 @@ def test_scaled_up_and_down_under_kills(
     running.end()
 
 
-@pytest.mark.timeout(300)
 def test_nodes_leave_and_come(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -130,7 +130,6 @@ def disturbed(running: Running, disturb: Callable[[], None], *nodes: str) -> Any
     return made[0]
 
 
-@pytest.mark.timeout(400)
 def test_whatever_happens_to_nodes_every_slice_is_right(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -157,7 +156,6 @@ def test_whatever_happens_to_nodes_every_slice_is_right(
     running.end()
 
 
-@pytest.mark.timeout(300)
 def test_all_nodes_at_once_and_no_backups_but_the_log(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -175,7 +173,6 @@ def test_all_nodes_at_once_and_no_backups_but_the_log(
     running.end()
 
 
-@pytest.mark.timeout(300)
 def test_a_copy_takes_over(cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path) -> None:
     running = Running(cluster, spark, tmp_path, strategy="AR")
     running.on_all_nodes()
@@ -194,7 +191,6 @@ def test_a_copy_takes_over(cluster: EmbeddedCluster, spark: SparkSession, tmp_pa
     running.end()
 
 
-@pytest.mark.timeout(300)
 def test_a_lost_partition_comes_back_in_two(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from anabranch.errors import OperatorError
 from anabranch.model.reports import NodeReport
 from effort import LONG
 
-SLICES = 1_000 if LONG else 100
+SLICES = 1_000 if LONG else 40
 ROWS = 3  # in each: a file is a batch, and a batch a slice
 IDLE_S = 90  # Spark ends workers idle for a minute, looks every ten seconds, has no setting
 
@@ -119,7 +119,7 @@ def test_node_processes_keep_their_state(spark: SparkSession, tmp_path: Path) ->
     job = topology.start(spark, checkpoint=tmp_path / "ck", slice="1ms")
     wait_for(lambda: read(job) >= 2 * ROWS)
     before = processes(job)
-    for files in range(2, SLICES, 50):  # so many at a time: all of them take longer than one wait
+    for files in range(2, SLICES, 20):  # so many at a time: all of them take longer than one wait
         wait_for(lambda files=files: read(job) >= files * ROWS)  # type: ignore[misc]
     wait_for(lambda: read(job) == SLICES * ROWS)
     assert processes(job) == before

@@ -45,7 +45,6 @@ def processes_of(cluster: EmbeddedCluster, executor: int) -> list[int]:
 
 
 @pytest.mark.skipif(not LONG, reason="stops a whole machine for many seconds")
-@pytest.mark.timeout(300)
 def test_a_node_that_was_cut_off_comes_back_and_is_refused(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -95,7 +94,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-@pytest.mark.timeout(300)
 def test_a_full_disk_ends_the_run_and_a_restart_goes_on(
     spark: SparkSession, tmp_path: Path, small_disk: Path
 ) -> None:

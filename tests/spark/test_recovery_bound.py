@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import polars as pl
-import pytest
 from jobs import final_values, read_output, stream, wait_for, write_rows
 from pyspark.sql import SparkSession
 
@@ -33,7 +32,6 @@ class CostlySum(ab.SliceFunction):
         return ab.SliceResult(output=new, state=new)
 
 
-@pytest.mark.timeout(300)
 def test_a_lost_node_is_back_about_when_it_was_predicted(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
