@@ -92,6 +92,8 @@ def sums(job: Path) -> dict[int, int]:
         pl.read_parquet(f, hive_partitioning=False).with_columns(s=int(f.parent.name[6:]))
         for f in (job / "out").glob("slice=*/*.parquet")
     ]
+    if not frames:
+        return {}
     newest = pl.concat(frames).sort("s").group_by("k").last()
     return dict(newest.select("k", "v").sort("k").iter_rows())
 
