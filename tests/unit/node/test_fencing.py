@@ -7,6 +7,7 @@ where it was. It must end at its next step, and the rows in the sinks must be th
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from local_run import LocalRun
 from test_crashes import BATCHES, output, rows_of, topology
 
 from anabranch.errors import AnabranchError
-from anabranch.storage.generations import Generation
+from anabranch.storage.generations import Generation, claimed
 from effort import LONG
 from interruptions import interrupted
 
@@ -99,3 +100,31 @@ def test_a_missing_fence_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Generation, "check", lambda self: None)
     with pytest.raises(AssertionError):
         assert_fenced(tmp_path, monkeypatch)
+
+
+def test_what_a_replaced_driver_remembers_late_is_not_read(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    first.driver.actions._remember({"known": 1})
+    feed(first, 1)
+    second = start(tmp_path)
+    first.driver.actions._remember({"late": 1})
+    second.kill()
+    third = start(tmp_path)
+    assert third.driver.actions._autoscaler_memory() == {"known": 1}
+    for run in (first, third):
+        run.kill()
+
+
+def test_a_directory_from_before_journals_named_their_generation_goes_on(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    feed(run, 2)
+    run.kill()
+    journal = tmp_path / "ck" / "journal"
+    for segment in journal.glob("1-*.jsonl"):
+        segment.rename(journal / f"{int(segment.stem.partition('-')[2]):06d}.jsonl")
+    shutil.rmtree(tmp_path / "ck" / "generations")
+    work(tmp_path)
+    work(tmp_path / "calm")
+    for sink in ("raw", "out"):
+        assert rows_of(output(tmp_path, sink)) == rows_of(output(tmp_path / "calm", sink))
+    assert claimed(tmp_path / "ck") == [2]
