@@ -195,7 +195,8 @@ class Actions:
             # From here on an older driver's journal is not read by anybody, whatever becomes of
             # this one; only now may sinks and storage be touched.
             self._journal.begin(_inherited(*found, self.run))
-        self._generation.clean_up()
+        with self._as_owner():
+            self._generation.clean_up()
         self._confirmed = past.slices[-1].number if past.slices else 0
         self._checkpoint = (past.cut.slice if past.cut else 0, None)
         return past

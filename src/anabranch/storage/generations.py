@@ -54,8 +54,10 @@ class Generation:
                     number += 1
         mine = Generation(root, number)
         owner = f"process {os.getpid()} on {socket.gethostname()}"
-        write_atomic(mine.directory / OWNER, [owner.encode()])
-        mine.check()
+        try:
+            write_atomic(mine.directory / OWNER, [owner.encode()])
+        finally:
+            mine.check()  # a newer driver may even have removed this claim
         return mine
 
     @property
@@ -84,14 +86,14 @@ class Generation:
     def clean_up(self) -> None:
         """Delete the claims before this one, whose drivers end by this one's as well, and what
         writers that were killed before it left half-written. What a newer driver writes is younger
-        than this claim."""
+        than this claim, but for the job's identity: that comes before its claim."""
         for number in claimed(self.root):
             if number < self.number:
                 shutil.rmtree(self.root / CLAIMS / str(number), ignore_errors=True)
         with explained("clean up", self.root):
             since = (self.directory / OWNER).stat().st_mtime_ns
-            for where in ("", "journal/", "checkpoints/*/*/"):
-                for leftover in self.root.glob(f"{where}.*.tmp"):
+            for where in (".recovery.json.*.tmp", "journal/.*.tmp", "checkpoints/*/*/.*.tmp"):
+                for leftover in self.root.glob(where):
                     with contextlib.suppress(FileNotFoundError):
                         if leftover.stat().st_mtime_ns < since:
                             leftover.unlink()

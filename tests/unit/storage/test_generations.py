@@ -6,6 +6,7 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -145,12 +146,18 @@ def newest(directory: Path) -> int:
 
 
 def test_what_a_killed_writer_left_goes_at_a_start_and_a_live_writers_stays(tmp_path: Path) -> None:
-    names = [".identity.a.tmp", "journal/.1-1.jsonl.b.tmp", "checkpoints/c/0/.17-1.ckpt.c.tmp"]
+    names = [".recovery.json.a.tmp", "journal/.1-1.jsonl.b.tmp", "checkpoints/c/0/.17-1.ckpt.c.tmp"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1, 1))
-    others = ["identity", "journal/1-1.jsonl", "checkpoints/c/0/17-1.ckpt", ".tmp/.x.tmp"]
+    others = [
+        "identity",
+        ".identity.d.tmp",
+        "journal/1-1.jsonl",
+        "checkpoints/c/0/17-1.ckpt",
+        ".tmp/.x.tmp",
+    ]
     for name in others:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -162,3 +169,23 @@ def test_what_a_killed_writer_left_goes_at_a_start_and_a_live_writers_stays(tmp_
     mine.clean_up()
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert left - {"generations/1/driver"} == {*others, *(f"{n}.tmp" for n in names)}
+
+
+def test_a_claim_that_is_overtaken_while_it_is_made_is_refused_for_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtake(root: Path) -> None:
+        Generation.claim(root, 0).clean_up()
+
+    with interrupted(monkeypatch, -1, lambda: None) as done:
+        Generation.claim(tmp_path / "alone", 0)
+    made = len(done) - done[::-1].index("mkdir")  # the first operation after the claim is there
+    assert len(done) - made > 3
+    for operation in range(made, len(done)):
+        root = tmp_path / str(operation)
+        with (
+            pytest.raises(CheckpointLockedError),
+            interrupted(monkeypatch, operation, partial(overtake, root)),
+        ):
+            Generation.claim(root, 0)
+        assert claimed(root)[-1] == 2
