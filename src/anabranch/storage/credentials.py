@@ -7,20 +7,22 @@ nothing that could be a part of one.
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 from anabranch.errors import ConfigError
 
 # user:password@, but not host:port/…@…; the password may hold anything, as people paste it.
 _PASSWORD = re.compile(r"://[^:@/]*:(?!\d+/)[^@]*@")
 _PARAMETER = re.compile(
-    r"[?&;][^=&;]*(password|passwd|pwd|secret|token|credential|signature|sig|key)[^=&;]*=",
+    r"[?&;#][^=&;]*(password|passwd|pwd|secret|token|credential|signature|sig|key)[^=&;]*=",
     re.IGNORECASE,
 )
 
 
 def refuse_credentials(address: str, what: str, instead: str) -> None:
     """`what` was given the address; `instead` says where its credentials belong."""
-    if _PASSWORD.search(address) or _PARAMETER.search(address):
+    plain = unquote(address)
+    if _PASSWORD.search(plain) or _PARAMETER.search(plain):
         raise ConfigError(
             f"{what} is {masked(address)!r}: it holds a password or a key, which would be written "
             f"to the journal and to logs; leave it out and {instead}"

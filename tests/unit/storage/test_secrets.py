@@ -147,6 +147,8 @@ def _ignore(password: str, rows: Any, slice_no: int) -> None:
 
 URLS = [
     f"s3://key:{SECRET}@bucket/job",
+    f"s3://key%3A{SECRET}@bucket/job",
+    f"gs://bucket/job#token={SECRET}@1",
     f"s3://key:a/{SECRET}@bucket/job",
     f"s3://key:a?{SECRET}@bucket/job",
     f"s3://key:{SECRET}@x@bucket/job",
