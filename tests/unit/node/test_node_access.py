@@ -62,13 +62,14 @@ def pickled(mark: Path) -> str:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The machine's directory of temporary files: everybody's, and sticky."""
-    directory = tmp_path / "t"
-    directory.mkdir()
-    directory.chmod(0o1777)
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    return directory
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The machine's directory of temporary files: everybody's, and sticky; a short name, as the
+    name of a socket must be."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield directory
 
 
 @pytest.fixture
