@@ -264,7 +264,7 @@ def test_other_systems_look_behind_a_scaling(tmp_path: Path, rollback: bool) -> 
     recovery = job.actions.recoveries[-1]
     assert recovery.from_slice < job.actions.adjustments[0].slice
     outputs += [job.step(s) for s in steps[7:]]
-    for _ in range(200):  # state is loaded ahead in the background
+    for _ in range(20_000):  # state is loaded ahead in the background
         if job.controller.mapping and len(job.controller.mapping.partitions("sum")) == 4:
             break
         outputs.append(job.step(Idle()))

@@ -43,7 +43,7 @@ def lose(job: LocalJob, chain: str) -> NodeId:
 
 def until_one(job: LocalJob) -> list[dict[str, pl.DataFrame]]:
     shown = []
-    for _ in range(200):  # state is loaded ahead in the background
+    for _ in range(20_000):  # state is loaded ahead in the background
         if not job.controller._layouts.divided:
             break
         shown.append(job.step(Idle()))

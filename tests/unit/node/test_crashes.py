@@ -109,7 +109,7 @@ def test_killed_at_file_operations_all_over_a_run(
     kinds = sorted(set(operations))
     for kind in kinds:
         places = [i for i, name in enumerate(operations) if name == kind]
-        chosen = places[variant % len(places) :: max(1, len(places) // (12 if LONG else 2))]
+        chosen = places[variant % len(places) :: max(1, len(places) // (12 if LONG else 1))]
         where.update(crash_at(chosen, tmp_path, monkeypatch, limit, nodes_survive, rows))
     assert where.keys() >= {"write", "sync", "replace", "rename"}, where
 

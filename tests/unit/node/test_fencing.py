@@ -19,7 +19,7 @@ from anabranch.storage.generations import Generation, claimed
 from effort import LONG
 from interruptions import interrupted
 
-PLACES = 12  # of several hundred, unless asked for all
+PLACES = 6  # of several hundred, unless asked for all
 
 
 def start(root: Path) -> LocalRun:

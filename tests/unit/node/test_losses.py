@@ -131,7 +131,7 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
 
 def test_losses_at_any_step_change_nothing() -> None:
     hit: dict[str, int] = {}
-    for seed in range(500 if LONG else 10):
+    for seed in range(500 if LONG else 6):
         for step, count in run_seed(seed).items():
             hit[step] = hit.get(step, 0) + count
     assert {"source", "wave", "recovery", "replay", "end", "poll"} <= hit.keys(), hit

@@ -62,9 +62,12 @@ def pickled(mark: Path) -> str:
 
 
 @pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """The machine's directory of temporary files: everybody's, and sticky; a short name, as the
     name of a socket must be."""
+    tmp_path_factory.getbasetemp()  # which is made once, and not in here
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o1777)
@@ -82,8 +85,11 @@ def node(tmp_path: Path) -> Iterator[Path]:
     with path.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     deadline = time.monotonic() + 120
-    while not path.exists() and time.monotonic() < deadline:
+    # The file is there a moment before somebody listens.
+    while (ready := client._try_connect(path)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert ready is not None
+    ready.close()
     yield path
     executor.kill()
     executor.wait()

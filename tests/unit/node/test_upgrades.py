@@ -324,7 +324,7 @@ def changes(draw: st.DrawFn, flow: Dataflow, tag: str) -> tuple[Step, ...]:
 
 
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -6,6 +6,8 @@ import pytest
 from jobs import DIRECTED, run
 from plants import PLANTS
 
+from effort import LONG
+
 MAX_SEEDS = 150  # within which each must be seen
 TOLD = {"backups_asked_for_that_begin_too_late"}  # too rare: test_scenarios tells how it shows
 
@@ -28,4 +30,5 @@ def test_a_planted_bug_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert seen is not None
     # Random runs without a bug hold in test_simulator; those of a certain kind are checked here.
     if name in DIRECTED:
-        assert first_violation(name, range(seen[0] + 1)) is None
+        first = 0 if LONG else max(0, seen[0] - 9)
+        assert first_violation(name, range(first, seen[0] + 1)) is None

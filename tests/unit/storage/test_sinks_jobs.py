@@ -324,7 +324,7 @@ def test_a_driver_is_replaced_between_any_two_steps_of_showing_a_slice(
 
     everything = replaced_at(-1)
     assert len(everything) > 5
-    for step in range(0, len(everything), 1 if LONG else 3):
+    for step in range(0, len(everything), 1 if LONG else 6):
         replaced_at(step)
 
 
