@@ -42,6 +42,14 @@ from anabranch.operators.stateless import Filter, FlatMap, Map, Select
 from anabranch.operators.topk import TopK
 from anabranch.operators.ttl import Ttl
 from anabranch.operators.windows import WINDOW_END, WINDOW_START, Window, WindowedAggregate
+from anabranch.operators.written import (
+    aggregates_of,
+    columns_of,
+    key_columns,
+    operator_name,
+    predicate_of,
+    window_of,
+)
 from anabranch.storage.checkpoint_store import LOCAL, check_url
 from anabranch.storage.sinks import Sink
 
@@ -138,6 +146,7 @@ class Topology:
                 "for them",
                 name=name,
             )
+        _check_sink(name, sink)
         self._dead_letters = name
         self._sinks[name] = sink
 
@@ -276,6 +285,20 @@ class Topology:
             )
         self._operators.append(operator)
 
+    def _check_timed(self, name: str, time: str, producers: Sequence[str]) -> None:
+        """Event time comes from sources: without it, a window would never close."""
+        for producer in producers:
+            operator = self._named(producer)
+            if operator.kind is Kind.SOURCE and producer not in self._event_times:
+                raise TopologyError(
+                    f"operator {name!r} goes by the event time {time!r}, but the source "
+                    f"{producer!r} names none, so time would never pass; say which of its columns "
+                    f'is the event time: topology.source({producer!r}, ..., time="...")',
+                    operator=name,
+                    source=producer,
+                )
+            self._check_timed(name, time, operator.producers)
+
     def _named(self, name: str) -> Operator:
         return next(o for o in self._operators if o.name == name)
 
@@ -383,19 +406,30 @@ class Stream:
     updated_by: str | None = None
 
     def filter(
-        self, name: str, predicate: Any, *, deterministic: bool = True, on_error: str = "fail"
+        self,
+        name: str,
+        predicate: Any = None,
+        *,
+        deterministic: bool = True,
+        on_error: str = "fail",
     ) -> Stream:
-        """Keep rows where a Polars expression, or a function of a Polars frame, is true.
+        """Keep rows where a Polars expression, SQL ("v > 1"), or a function of a Polars frame is
+        true.
 
         `deterministic=False`, here and elsewhere, says that the same rows may give another
         result: what was shown must then not be computed again. `on_error` as for a source: rows
         on which the function raises by themselves.
         """
-        return self._stateless(name, Filter(predicate), deterministic, on_error)
+        operator_name(name, "filter", '"positive", pl.col("v") > 0')
+        kernel = Filter(predicate_of(name, predicate))
+        return self._stateless(name, kernel, deterministic, on_error)
 
-    def select(self, name: str, *columns: Any, on_error: str = "fail") -> Stream:
-        """Column names and Polars expressions, row by row."""
-        return self._stateless(name, Select(columns), on_error=on_error)
+    def select(self, name: str, *columns: Any, on_error: str = "fail", **named: Any) -> Stream:
+        """Column names, Polars expressions and SQL ("v * 2 AS w"), row by row; by keyword, under
+        that name."""
+        operator_name(name, "select", '"slim", "user", total=pl.col("n") * 2')
+        kernel = Select(columns_of(name, columns, named))
+        return self._stateless(name, kernel, on_error=on_error)
 
     def map(
         self,
@@ -444,6 +478,9 @@ class Stream:
     def union(self, *others: Stream) -> Stream:
         """The rows of several streams with the same columns."""
         streams = (self, *others)
+        for other in others:
+            if not isinstance(other, Stream):
+                raise TopologyError(f"union takes streams, but got {type(other).__name__}")
         updated_by = next((s.updated_by for s in streams if s.updated_by is not None), None)
         return Stream(self.topology, tuple(p for s in streams for p in s.producers), updated_by)
 
@@ -457,9 +494,15 @@ class Stream:
 
         Null is a key like any other; so is NaN, and -0.0 is the same key as 0.0.
         """
-        if not columns:
-            raise TopologyError("key_by needs at least one column")
-        return KeyedStream(self, tuple(columns))
+        return KeyedStream(self, key_columns(columns))
+
+    def __getattr__(self, name: str) -> Any:
+        """What only a keyed stream has says so."""
+        if name.startswith("_") or not hasattr(KeyedStream, name):
+            raise AttributeError(f"a Stream has no {name!r}")
+        raise TopologyError(
+            f'{name} works by key: name the key first, as in .key_by("user").{name}(...)'
+        )
 
     def top_k(self, name: str, k: int, *, by: str, descending: bool = True) -> Stream:
         """The k rows of the whole stream with the largest value of `by`, and their `rank`.
@@ -491,6 +534,7 @@ class Stream:
     def to(self, name: str, sink: Sink, *, on_error: str = "fail") -> None:
         """End the stream in a sink. `on_error` as for a source, for rows that a PostgreSQL sink
         or its server refuses."""
+        _check_sink(name, sink)
         puts_aside = _puts_aside(name, on_error)
         if puts_aside and not sink.tells_rows:
             raise TopologyError(
@@ -546,7 +590,7 @@ class KeyedStream:
         column `time` and the watermark or, without `time`, by processing time.
         """
         self._refuse_updates(name)
-        kernel = KeyedAggregate(self.keys, aggregates, Ttl.of(ttl, time))
+        kernel = KeyedAggregate(self.keys, aggregates_of(name, aggregates), Ttl.of(ttl, time))
         ports = (self.stream.producers,)
         results = self._keyed(name, kernel, ports, parallelism, precombine, time=time)
         return replace(results, updated_by=name)
@@ -555,7 +599,7 @@ class KeyedStream:
         self, window: Window | Session, *, time: str, lateness: Duration = "0s"
     ) -> WindowedStream:
         """Cut the stream into event-time windows (tumbling, hopping, session) by column `time`."""
-        return WindowedStream(self, window, time, parse_duration(lateness))
+        return WindowedStream(self, window_of(window), time, parse_duration(lateness))
 
     def deduplicate(
         self,
@@ -724,6 +768,8 @@ class KeyedStream:
         holds: tuple[tuple[str | None, Hold], ...] = (),
     ) -> Stream:
         topology = self.stream.topology
+        if time is not None:
+            topology._check_timed(name, time, [p for port in ports for p in port])
         topology._add(
             Operator(
                 name,
@@ -763,11 +809,12 @@ class WindowedStream:
         """One row per key and window, once the watermark has passed the window's end."""
         self.keyed._refuse_updates(name)
         keys, time, lateness = self.keyed.keys, self.time, self.lateness
+        checked = aggregates_of(name, aggregates)
         kernel: SessionAggregate | WindowedAggregate
         if isinstance(self.window, Session):
-            kernel = SessionAggregate(keys, time, self.window, aggregates, lateness)
+            kernel = SessionAggregate(keys, time, self.window, checked, lateness)
         else:
-            kernel = WindowedAggregate(keys, time, self.window, aggregates, lateness)
+            kernel = WindowedAggregate(keys, time, self.window, checked, lateness)
         ports = (self.keyed.stream.producers,)
         return self.keyed._keyed(
             name, kernel, ports, parallelism, precombine, time=time, holds=kernel.holds
@@ -805,6 +852,16 @@ def _plain_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _check_sink(name: str, sink: Any) -> None:
+    if not isinstance(sink, Sink):
+        what = f"the class {sink.__name__}" if isinstance(sink, type) else repr(sink)
+        raise TopologyError(
+            f"the sink {name!r} is {what}; give an instance of a sink, such as "
+            "ab.Parquet(directory), ab.Console() or ab.Memory()",
+            operator=name,
+        )
 
 
 def _puts_aside(name: str, on_error: str) -> bool:

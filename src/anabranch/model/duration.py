@@ -1,4 +1,4 @@
-"""Durations as people write them: "500ms", "30s", "1m"."""
+"""Durations as people write them: "500ms", "30s", "1m", "10 seconds"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ _UNITS = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
-_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)\s*")
+_NAMES = {
+    "microsecond": "us",
+    "millisecond": "ms",
+    "second": "s",
+    "sec": "s",
+    "minute": "m",
+    "min": "m",
+    "hour": "h",
+    "day": "d",
+}
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def parse_duration(text: str | timedelta) -> timedelta:
@@ -23,13 +33,15 @@ def parse_duration(text: str | timedelta) -> timedelta:
     if isinstance(text, timedelta):
         return text
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
+    written = match[2].lower() if match else ""
+    unit = _UNITS.get(_NAMES.get(written.removesuffix("s"), written))
+    if match is None or unit is None:
         raise ConfigError(
             f"{text!r} is not a duration; write a number and a unit (us, ms, s, m, h, d), "
-            'such as "30s", or give a timedelta',
+            'such as "30s" or "10 seconds", or give a timedelta',
             duration=text,
         )
-    return float(match[1]) * _UNITS[match[2]]
+    return float(match[1]) * unit
 
 
 def microseconds(duration: timedelta) -> int:
