@@ -20,7 +20,7 @@ def stream(**options: Any) -> Any:  # Any: half of what follows is no legal call
     return ab.Topology("t").source("in", None, **options)
 
 
-# -- forms that Polars and Spark users know -------------------------------------------------------------
+# -- forms that Polars and Spark users know -----------------------------------------------------
 
 ROWS = {"in": [{"k": "a", "v": 1}, {"k": "b", "v": 2}, {"k": None, "v": None}]}
 
@@ -85,7 +85,7 @@ def test_durations_as_spark_users_write_them(text: str, meant: timedelta) -> Non
     assert parse_duration(text) == meant
 
 
-# -- mistakes -------------------------------------------------------------
+# -- mistakes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
