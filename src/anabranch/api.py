@@ -590,7 +590,8 @@ class KeyedStream:
         column `time` and the watermark or, without `time`, by processing time.
         """
         self._refuse_updates(name)
-        kernel = KeyedAggregate(self.keys, aggregates_of(name, aggregates), Ttl.of(ttl, time))
+        lives = Ttl.of(ttl, time)
+        kernel = KeyedAggregate(self.keys, aggregates_of(name, aggregates), lives)
         ports = (self.stream.producers,)
         results = self._keyed(name, kernel, ports, parallelism, precombine, time=time)
         return replace(results, updated_by=name)

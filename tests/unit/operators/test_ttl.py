@@ -189,7 +189,7 @@ def test_a_key_touched_for_ever_costs_one_entry() -> None:
 
 def test_a_topology_with_a_ttl() -> None:
     topology = ab.Topology("t")
-    keyed = topology.source("rows", None).key_by("k")
+    keyed = topology.source("rows", None, time="at").key_by("k")
     keyed.aggregate("count", ttl="1h", n=ab.count()).to("a", ab.Memory())
     keyed.top_k("best", 3, by="v", ttl="2m", time="at").to("b", ab.Memory())
     kernels = {o.name: o.kernel for o in topology.plan().topology.operators}
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(TopologyError, match="time='at' is what ttl= goes by, but there is no ttl="):
         Ttl.of(None, "at")
     with pytest.raises(TopologyError, match="give an aggregate of that name another one"):
-        keyed = ab.Topology("t").source("rows", None).key_by("k")
+        keyed = ab.Topology("t").source("rows", None, time="at").key_by("k")
         keyed.aggregate("latest", time=ab.max("at"))  # type: ignore[arg-type]
     for make in (
         lambda ttl: KeyedAggregate(("k",), {"n": aggregates.count()}, ttl),

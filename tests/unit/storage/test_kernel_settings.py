@@ -16,7 +16,7 @@ from anabranch.storage.kernel_settings import decode, decode_schema, encode, enc
 def kernels() -> dict[str, Any]:
     """One of every stateful operator that a user can write, with and without options."""
     topology = ab.Topology("t")
-    keyed = topology.source("s", None).key_by("k", "l")
+    keyed = topology.source("s", None, time="t").key_by("k", "l")
     aggregates = {
         "a": ab.count(),
         "b": ab.sum("v"),
