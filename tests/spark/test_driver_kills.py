@@ -27,7 +27,7 @@ from anabranch.spark.embedded import EmbeddedCluster
 from effort import LONG
 from oracle import Dataflow, Step
 
-KILLS = 20 if LONG else 3
+KILLS = 20 if LONG else 2
 FILES = 130 if LONG else 40
 START_TIMEOUT_S = 300
 STEPS = (
