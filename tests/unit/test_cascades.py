@@ -361,3 +361,22 @@ def test_late_rows_of_a_window_go_by_the_time_of_its_input() -> None:
     late = CASES["session"].build(stream, "visits", "ts").late("too_late")
     CASES["tumbling 4s"].build(late, "windows", "ts").to("out", Memory())
     assert topology.plan().clocks == {}
+
+
+def test_a_window_added_behind_a_window_takes_all_that_comes_from_then_on(tmp_path: Path) -> None:
+    """Its time begins with the first slice it is in, not where the sources' watermark is."""
+    rows = input_rows()
+    schema = pl.DataFrame(rows).to_arrow().schema
+    first = _chain(("hopping",), ("ts",))
+    job = LocalJob(first, tmp_path, {"in": schema})
+    shown = [row for step in _cut(rows[:9], 3) for row in job.step(step)["out"].to_dicts()]
+    shown += job.stop()["out"].to_dicts()
+    assert shown  # which the new operator never sees
+    names, times = ("hopping", "tumbling 4s"), ("ts", "window_start")
+    job.step(Restart(topology=_chain(names, times)))
+    found = [row for step in _cut(rows[9:], 4) for row in job.step(step)["out"].to_dicts()]
+    found += job.stop()["out"].to_dicts()
+    later = [r for r in CASES["hopping"].batch(rows, "ts") if r not in shown]
+    assert _plain(found) == _plain(CASES["tumbling 4s"].batch(later, "window_start"))
+    assert job.totals.late == {}
+    job.close()
