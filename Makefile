@@ -29,7 +29,7 @@ lint: $(READY)
 
 test: lint
 	$(VENV)/bin/pytest -n auto tests --ignore=tests/spark
-	$(VENV)/bin/pytest tests/spark --durations=15
+	$(VENV)/bin/pytest -n 2 --dist loadfile tests/spark --durations=15
 
 test-long: export ANABRANCH_LONG_TESTS := 1
 test-long: test

@@ -24,6 +24,7 @@ import polars as pl
 from examples.twitter_sentiment import twitter_sentiment
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.generators import Tweets
 from benchmarks import report
 from benchmarks.kill_cases import TWEET, check_sentiment, sink, source
@@ -31,6 +32,7 @@ from benchmarks.recovery import FILES, _await
 from benchmarks.workloads import (
     SETTINGS,
     START,
+    control_bytes,
     cpu_seconds,
     say,
     scratch,
@@ -129,8 +131,7 @@ def run_side(cluster: Any, spark: Any, root: Path, sizes: Sizes, scale: ab.Autos
 
     _await(lambda: read() > 0, 120.0)
     time.sleep(SETTLE_S)
-    runner = job._driver._runner
-    before = cpu_seconds(cluster), shuffled_bytes(spark) + runner.control_bytes, read()
+    before = cpu_seconds(cluster), shuffled_bytes(spark) + control_bytes(job), read()
     phases: list[float] = []
     busiest = 0.0
     for factor in PROFILE:
@@ -138,12 +139,12 @@ def run_side(cluster: Any, spark: Any, root: Path, sizes: Sizes, scale: ab.Autos
         first = job.last_progress
         time.sleep(sizes.phase_s)
         assert first is not None
-        busiest = busiest or max(job._driver.controller.load.measured[-1].cpu.values())
+        busiest = busiest or max(inside(job).run.controller.load.measured[-1].cpu.values())
         seconds = [p.seconds for p in job.recent_progress if p.slice > first.slice]
         phases.append(statistics.median(seconds))
     rows = read() - before[2]
     cpu = (cpu_seconds(cluster) - before[0]) / rows
-    network = (shuffled_bytes(spark) + runner.control_bytes - before[1]) / rows
+    network = (shuffled_bytes(spark) + control_bytes(job) - before[1]) / rows
     raw = feed.finish()
     _await(lambda: read() >= feed.rows)
     job.stop()

@@ -10,6 +10,7 @@ computed again from the raw files.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -24,7 +25,9 @@ from typing import Any
 import polars as pl
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.model.commands import RecoverPartitions, RunSlice
+from anabranch.node.process import client
 from anabranch.spark import watchdog
 from benchmarks import report
 from benchmarks.kill_cases import CASES, NODES, ROWS, Case
@@ -100,12 +103,12 @@ class Killer:
 
     @property
     def phase(self) -> str:
-        driver = self.job._driver
-        if driver.recovering or isinstance(driver.actions.doing, RecoverPartitions):
+        run = inside(self.job).run
+        if run.recovering or isinstance(run.effects.doing, RecoverPartitions):
             return "recovery"
-        if isinstance(driver.actions.doing, RunSlice):
+        if isinstance(run.effects.doing, RunSlice):
             return "slice"
-        return "checkpoint" if driver.controller._checkpoints.in_flight else "between slices"
+        return "checkpoint" if run.controller.ledgers.checkpoints.in_flight else "between slices"
 
     def strike(self) -> None:
         """One kill (or two at once), aimed at a phase."""
@@ -138,22 +141,20 @@ class Killer:
             self.hits[(deed, phase)] += 1
 
     def _nodes(self) -> tuple[str, ...]:
-        mapping = self.job._driver.controller.mapping
-        return mapping.nodes if mapping is not None else ()
+        placement = inside(self.job).run.controller.placement
+        return placement.nodes if placement is not None else ()
 
     def _below(self, executor: int, deed: str) -> int | None:
-        mark = "anabranch.node.server" if deed == "node process" else "anabranch.spark.worker_d"
-        for pid in watchdog.members(str(self.cluster.directory)):
+        """The node process of an executor, or a Python worker: a child of the daemon below it."""
+        if deed == "node process":
             try:
-                command = Path(f"/proc/{pid}/cmdline").read_text()
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if "python" not in command.partition("\0")[0]:
-                continue  # JVMs have the name in their settings
-            server = deed == "node process" and command.rstrip("\0").endswith(f"\0{executor}")
-            if mark in command and (server or (deed == "worker" and parent != executor)):
-                return pid
+                return client.node_process(executor)
+            except (ab.AnabranchError, OSError):
+                return None
+        for pid in watchdog.members(str(self.cluster.directory)):
+            with contextlib.suppress(OSError):
+                if client.parent(client.parent(pid)) == executor:
+                    return pid
         return None
 
     def _settle(self) -> None:
@@ -164,8 +165,7 @@ class Killer:
         self._wait_for(lambda: self._ready() >= 2)
 
     def _ready(self) -> int:
-        watch = self.job._driver._watch
-        return len(watch.ready) if watch is not None else 0
+        return sum(role != "joining" for role in self.job.nodes.values())
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + seconds
@@ -234,14 +234,14 @@ def main() -> None:
     ]
     report.table("Kills by what was hit and during what", ["killed", *phases], rows)
     total = hits.total()
-    inside = sum(n for (_, phase), n in hits.items() if phase != "between slices")
+    within = sum(n for (_, phase), n in hits.items() if phase != "between slices")
     if not arguments.quick:
         note = (
-            f"{', '.join(names)}: {total} kills, {inside} inside work; "
+            f"{', '.join(names)}: {total} kills, {within} inside work; "
             f"lost {lost}, duplicated {duplicated}."
         )
         write_result("kills", "Kills", note, ["killed", *phases], rows)
-    report.figures({"kills": total, "inside_work": inside, "lost": lost, "duplicated": duplicated})
+    report.figures({"kills": total, "inside_work": within, "lost": lost, "duplicated": duplicated})
     if lost or duplicated:
         raise SystemExit(1)
 

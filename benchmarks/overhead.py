@@ -28,7 +28,8 @@ import polars as pl
 from examples.word_count import split_words
 
 import anabranch as ab
-from anabranch.control.strategies import STRATEGIES
+from anabranch.api.job import inside
+from anabranch.control.policies.strategies import STRATEGIES
 from anabranch.driver.progress import Progress
 from benchmarks import heavy, report
 from benchmarks.recovery import FILES, Batch, Writer, _await, batches
@@ -36,6 +37,7 @@ from benchmarks.workloads import (
     SENTENCES,
     SETTINGS,
     Shape,
+    control_bytes,
     read_files,
     say,
     scratch,
@@ -238,12 +240,14 @@ def traffic(
 
 def _is_copied(job: ab.Job, strategy: str) -> bool:
     """Has every partition its copy, where it shall have one?"""
-    mapping = job._driver.controller.mapping
-    return strategy != "AR" or (mapping is not None and set(mapping.copies) == set(mapping.owners))
+    placement = inside(job).run.controller.placement
+    return strategy != "AR" or (
+        placement is not None and set(placement.copies) == set(placement.owners)
+    )
 
 
 def _sent(spark: Any, job: ab.Job) -> tuple[int, int]:
-    return job._driver._runner.control_bytes, shuffled_bytes(spark)
+    return control_bytes(job), shuffled_bytes(spark)
 
 
 # -- delay by checkpoints ----------------------------------------------------------------------
@@ -290,7 +294,7 @@ def added_live(
     times |= enumerate(writer.times, first)
 
     def out() -> list[Batch]:
-        return batches(job._driver._query, times, root / "ck" / "spark" / "sources" / "0")
+        return batches(inside(job).query, times, root / "ck" / "spark" / "sources" / "0")
 
     _await(lambda: any(b.newest_file == len(times) - 1 for b in out()), 120.0)
     found = out()

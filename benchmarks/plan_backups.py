@@ -15,16 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from anabranch.planning import topologies
-from anabranch.planning.backups import BackupPlan, BackupProblem, latencies
-from anabranch.planning.backups_exact import optimal_backups
-from anabranch.planning.backups_paper import (
+from anabranch.planning.backups.cover import Effort
+from anabranch.planning.backups.exact import optimal_backups
+from anabranch.planning.backups.paper import (
     dag_backups,
     line_backups,
     share_based_backups,
     tree_backups,
 )
+from anabranch.planning.backups.plan import BackupPlan, BackupProblem, latencies
 from anabranch.planning.graph import TaskGraph
+from anabranch.planning.workloads import topologies
 from benchmarks.report import RESULTS, figures, machine, table
 
 Planner = Callable[[BackupProblem], BackupPlan]
@@ -121,7 +122,7 @@ def random_graphs(fractions: Sequence[float], kinds: str) -> list[tuple[object, 
         for fraction in fractions:
             problem = BackupProblem.of(graph, int(fraction * worst), times)
             start, busy = time.perf_counter(), time.process_time()
-            plan = optimal_backups(problem, time_limit_s=3.0)
+            plan = optimal_backups(problem, effort=Effort(3.0))
             spent, busy = time.perf_counter() - start, time.process_time() - busy
             rows.append(
                 (

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from anabranch.planning.balance import BalanceProblem, Limits, Planner
-from anabranch.planning.balance_baselines import (
+from anabranch.planning.balance.baselines import (
     plan_hash,
     plan_min_table,
     plan_mixed,
@@ -25,9 +24,10 @@ from anabranch.planning.balance_baselines import (
     plan_task_backup,
     task_backups,
 )
-from anabranch.planning.ftlb import plan_ftlb
-from anabranch.planning.key_histories import Interval, key_history
-from anabranch.planning.routing import Assignment, Sla, home_assignment
+from anabranch.planning.balance.ftlb import plan_ftlb
+from anabranch.planning.balance.load import BalanceProblem, Limits, Planner
+from anabranch.planning.balance.routing import Assignment, Sla, home_assignment
+from anabranch.planning.workloads.key_histories import Interval, key_history
 from benchmarks import report
 
 TASKS, SKEW, SHIFT, WINDOW = 10, 0.8, 0.1, 3

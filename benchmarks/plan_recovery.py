@@ -17,15 +17,15 @@ from typing import Any
 import highspy
 import numpy as np
 
-from anabranch.planning.queries import RecoveryProblem, random_queries
-from anabranch.planning.recovery import (
-    RecoveryPlan,
+from anabranch.planning.recovery.exact import ExactPlan, plan_exact
+from anabranch.planning.recovery.order import (
+    RecoveryOrder,
     candidate_plans,
     plan_best_density,
     plan_operator_centric,
     plan_progressive,
 )
-from anabranch.planning.recovery_exact import ExactPlan, plan_exact
+from anabranch.planning.recovery.queries import RecoveryProblem, random_queries
 from benchmarks import report
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "c: random priority": {"max_share": 3, "share_skew": 0.5},
     "c: linear priority": {"max_share": 3, "share_skew": 0.5, "priorities": "linear"},
 }
-BASELINES: dict[str, Callable[[RecoveryProblem, float], RecoveryPlan]] = {
+BASELINES: dict[str, Callable[[RecoveryProblem, float], RecoveryOrder]] = {
     "BestDensity": plan_best_density,
     "PRG": plan_progressive,
     "OC": plan_operator_centric,

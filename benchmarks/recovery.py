@@ -26,6 +26,7 @@ from typing import Any
 import polars as pl
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.model.recovery import Recovery
 from benchmarks import peers, report
 from benchmarks.kill_cases import check_words, words_topology
@@ -190,10 +191,11 @@ def run_side(
     with ab.EmbeddedCluster(NODES) as cluster:
         spark = cluster.session("recovery", settings)
         job: ab.Job | None = None
+        query: Any
         if side == "ours":
             topology = words_topology(root, FILES)
             job = topology.start(spark, checkpoint=root / "ck", checkpoint_interval="5s")
-            query, sources = job._driver._query, root / "ck" / "spark" / "sources" / "0"
+            query, sources = inside(job).query, root / "ck" / "spark" / "sources" / "0"
         else:
             query, sources = _peer(spark, root), root / "ck" / "sources" / "0"
         _await(lambda: len(batches(query, writer.times, sources)) >= SETTLE, 180.0)
@@ -231,8 +233,7 @@ def _nodes(cluster: Any, job: ab.Job | None) -> int:
     """How many there are that take work."""
     if job is None:
         return len(cluster.executors())
-    watch = job._driver._watch
-    return len(watch.ready) if watch is not None else 0
+    return sum(role != "joining" for role in job.nodes.values())
 
 
 def _victim(cluster: Any, spark: Any, job: ab.Job | None, number: int) -> int:
@@ -240,9 +241,9 @@ def _victim(cluster: Any, spark: Any, job: ab.Job | None, number: int) -> int:
     lately."""
     executors = cluster.executors()
     if job is not None:
-        mapping = job._driver.controller.mapping
-        assert mapping is not None
-        counters = [o.node for p, o in mapping.owners.items() if p.chain == "counter"]
+        placement = inside(job).run.controller.placement
+        assert placement is not None
+        counters = [o.node for p, o in placement.owners.items() if p.chain == "counter"]
         return int(executors[counters[number % len(counters)]][0])
     before = _tasks(spark)
     time.sleep(LATELY_S)

@@ -23,7 +23,7 @@ from benchmarks.workloads import SETTINGS, say, scratch, spread, write_result
 STRATEGIES = ("ours", "R+SM", "SC")
 FULL = replace(recovery_strategies.FULL, intervals=(10, 20, 30))
 QUICK = replace(recovery_strategies.QUICK, history_s=12, intervals=(10,))
-UNDER_S = 2.0  # of the stream under the new mapping before the kill
+UNDER_S = 2.0  # of the stream under the new placement before the kill
 
 
 def measure(
@@ -35,7 +35,7 @@ def measure(
     run.wait_for(lambda: bool(run.job.adjustments))
     time.sleep(UNDER_S)
     sample = run.kill(cluster)
-    run.wait_for(lambda: not run.job._driver.controller.adjusting)
+    run.wait_for(lambda: not run.job.is_adjusting)
     wrong = run.end()
     say(
         f"{name}, every {interval_s} s: on schedule after {sample.outcome.on_schedule:.1f} s, "

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import anabranch as ab
-from anabranch.control.strategies import STRATEGIES
+from anabranch.api.job import inside
+from anabranch.control.policies.strategies import STRATEGIES
 from benchmarks import heavy, report
 from benchmarks.kill_cases import by_slice
 from benchmarks.recovery import Outcome, Phases, Writer, batches, outcome, phases, usual_lag
@@ -67,7 +68,7 @@ class Run:
         self._root, self._words = root, sizes.words
         before = self._filled = heavy.fill(root / "in", sizes.words)
         self.job = heavy.topology(root, COST_S).start(spark, checkpoint=root / "ck", **options)
-        self._query = self.job._driver._query
+        self._query = inside(self.job).query
         self.wait_for(lambda: self.rows >= before)
         self._writer = Writer(self._write)
         strategy = STRATEGIES[options.get("strategy", "ours")]
@@ -105,8 +106,8 @@ class Run:
 
     @property
     def _is_copied(self) -> bool:
-        mapping = self.job._driver.controller.mapping
-        return mapping is not None and len(mapping.copies) == len(mapping.owners)
+        placement = inside(self.job).run.controller.placement
+        return placement is not None and len(placement.copies) == len(placement.owners)
 
     @property
     def used(self) -> float:
@@ -139,9 +140,9 @@ class Run:
 
     def kill(self, cluster: Any) -> Sample:
         """Kill a node of the counter, and wait until all is as usual."""
-        mapping = self.job._driver.controller.mapping
-        assert mapping is not None
-        node = next(o.node for p, o in mapping.owners.items() if p.chain == "counter")
+        placement = inside(self.job).run.controller.placement
+        assert placement is not None
+        node = next(o.node for p, o in placement.owners.items() if p.chain == "counter")
         before = len(self.job.recoveries)
         cluster.kill(cluster.executors()[node][0], signal.SIGKILL)
         killed = time.time()
@@ -156,9 +157,7 @@ class Run:
 
     def settle(self) -> None:
         """Wait for the node that replaces the killed one, and for batches that are as usual."""
-        watch = self.job._driver._watch
-        assert watch is not None
-        self.wait_for(lambda: len(watch.ready) >= NODES)
+        self.wait_for(lambda: sum(r != "joining" for r in self.job.nodes.values()) >= NODES)
         self.wait_for(lambda: usual_lag(self.batches) <= self._usual + 0.5)
 
     def end(self) -> tuple[int, int]:

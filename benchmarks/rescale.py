@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 import anabranch as ab
+from anabranch.api.job import inside
 from benchmarks import peers, report
 from benchmarks.recovery import FILES, Batch, _await
 from benchmarks.workloads import SETTINGS, read_files, say, scratch, write_result
@@ -194,7 +195,7 @@ def run_ours(
     with ab.EmbeddedCluster(NODES, memory_mb=1536) as cluster:
         spark = cluster.session("rescale", SETTINGS)
         job = counters(root).start(spark, checkpoint=root / "ck")
-        watch.add(job._driver._query)
+        watch.add(inside(job).query)
         load(feed, watch, keys)
         _await(lambda: _cut_covers(job, keys), 120.0)
         began = job.last_progress
@@ -215,7 +216,7 @@ def run_ours(
 
 def _cut_covers(job: ab.Job, keys: int) -> bool:
     """Has a checkpoint the whole first load?"""
-    cut = job._driver.controller.cut
+    cut = inside(job).run.controller.cut
     slices = {p.slice: p.state_rows for p in job.recent_progress}
     return cut is not None and slices.get(cut.slice, 0) >= keys
 

@@ -123,12 +123,13 @@ def _kind(pid: int) -> str | None:
     """What a process of the cluster is, by its command; None for master and workers."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        command += Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return None
     for mark, kind in (
         ("CoarseGrainedExecutorBackend", "executors"),
         ("SparkSubmit", "driver_jvm"),
-        ("anabranch.node.server", "nodes"),
+        ("anabranch-node", "nodes"),
         ("worker_daemon", "python_workers"),
     ):
         if mark in command:

@@ -25,7 +25,9 @@ import polars as pl
 from examples.word_count import word_count
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.spark import watchdog
+from anabranch.spark.cluster import SparkCluster
 from benchmarks import report
 
 WORDS = 8  # in a sentence
@@ -228,7 +230,7 @@ def run_ours(
 ) -> Run:
     """Start the topology on all that is there, and watch Spark's query under it."""
     job = topology.start(spark, checkpoint=root, available_now=True)
-    run = watch(cluster, spark, job._driver._query, shape, warmup)
+    run = watch(cluster, spark, inside(job).query, shape, warmup)
     job.await_termination()
     return run
 
@@ -266,6 +268,13 @@ def cpu_seconds(cluster: Any) -> float:
             continue
         total += sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
+
+
+def control_bytes(job: ab.Job) -> int:
+    """Of requests and reports, since the job started."""
+    cluster = inside(job).run.cluster
+    assert isinstance(cluster, SparkCluster)
+    return cluster.control_bytes
 
 
 def shuffled_bytes(spark: Any) -> int:

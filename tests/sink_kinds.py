@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import anabranch as ab
-from anabranch.storage.sinks import Sink
+from anabranch.sinks import Sink
 from oracle import Row
 from postgres_server import Server, find_binaries
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anabranch.sinks import Sink
 from anabranch.storage.identity import Identity
-from anabranch.storage.sinks import Sink
 
 JOB = Identity("5eed")
 ANOTHER = Identity("f0e")

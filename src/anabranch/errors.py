@@ -8,7 +8,7 @@ AnabranchError
 │   ├── AdjustmentError       a request to a running job that it cannot fulfil
 │   ├── PlanningError         an optimisation problem that is ill-posed or has no solution
 │   └── OperatorError         a user's function raised
-├── EnvironmentFault          the machine, the cluster or the disk; `retry_safe` says the rest
+├── EnvironmentFault          the machine, the cluster or the disk
 │   ├── CheckpointLockedError another driver owns the directory
 │   ├── StorageError          a read or a write failed
 │   └── ClusterError          Java, Spark or a node is missing or broken
@@ -20,6 +20,7 @@ node processes, Spark tasks and the driver.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -68,15 +69,11 @@ class OperatorError(UserError):
 
 
 class EnvironmentFault(AnabranchError):  # noqa: N818 - a fault of the world, not of the code
-    """The world misbehaved; `retry_safe` says whether the same call may be made again."""
-
-    retry_safe = True
+    """The world misbehaved."""
 
 
 class CheckpointLockedError(EnvironmentFault):
     """Another driver runs on the same checkpoint directory."""
-
-    retry_safe = False
 
 
 class StorageError(EnvironmentFault):
@@ -88,4 +85,14 @@ class ClusterError(EnvironmentFault):
 
 
 class InvariantError(AnabranchError):
-    """Something that must never happen did: a bug in Anabranch, never a user's mistake."""
+    """Something that must never happen did: a bug in Anabranch, never a user's mistake. Where it
+    is known, `fields["story"]` tells what happened before, and so does the printed error."""
+
+    def told(self, story: Sequence[str]) -> InvariantError:
+        """The same error with its story, unless it has one."""
+        self.fields.setdefault("story", tuple(story))
+        return self
+
+    def __str__(self) -> str:
+        story = self.fields.get("story", ())
+        return "\n  ".join([self.message, *(["what happened:"] if story else []), *story])

@@ -17,6 +17,7 @@ from pathlib import Path
 from jobs import wait_for
 from test_node_kills import Running, disturbed
 
+from anabranch.api.job import inside
 from anabranch.model.ids import NodeId
 from anabranch.spark import embedded
 from anabranch.spark.embedded import EmbeddedCluster
@@ -107,7 +108,7 @@ def cut_and_mend(running: Running, link: Link) -> None:
     recovery = disturbed(running, link.cut, far)
     assert "silent" in recovery.reason, running.job.recoveries
     running.slices(5)
-    assert far not in running.mapping.nodes
+    assert far not in running.placement.nodes
     assert Path(f"/proc/{zombie}").exists()  # it has not heard of anything
     link.mend()
     wait_for(lambda: not Path(f"/proc/{zombie}").exists())
@@ -124,8 +125,8 @@ def cut_and_mend(running: Running, link: Link) -> None:
 
 def behind(running: Running, link: Link) -> NodeId:
     """The node behind the link, which has its share of the partitions."""
-    hosts = running.job._driver._watch.hosts
-    (found,) = (n for n in running.mapping.nodes if hosts[n] == link.theirs)
+    hosts = inside(running.job).run.cluster.host_names
+    (found,) = (n for n in running.placement.nodes if hosts[n] == link.theirs)
     return found
 
 

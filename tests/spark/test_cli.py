@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from anabranch.driver import endpoint
+from anabranch.spark import watchdog
 from effort import LONG
 
 TIMEOUT_S = 600  # on a starved machine; seconds on a free one
@@ -110,8 +112,26 @@ def test_a_function_that_raises_is_one_sentence(job: Path) -> None:
     assert len(stderr.splitlines()) == 1, stderr
 
 
+def test_ctrl_c_while_the_cluster_starts_leaves_nothing(job: Path) -> None:
+    process = start(job, "run", "sums_job:topology", "--nodes", "1", "--checkpoint", "new/ck")
+    assert process.stdout is not None
+    said = ""
+    while "starting a cluster" not in said:
+        said = process.stdout.readline()
+        assert said, process.communicate()
+    while not (found := list(job.glob("anabranch-*/master.log"))):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, len(stderr.splitlines())) == (130, 1), stderr
+    assert stderr.startswith("interrupted")
+    assert watchdog.members(str(found[0].parent)) == []
+    assert sorted(p.name for p in job.iterdir() if p.name != "__pycache__") == ["in", "sums_job.py"]
+
+
 DEMO = (
-    "import sys; from rich.console import Console; from anabranch.cli.demo import run_demo; "
+    "import sys; from rich.console import Console; from anabranch.demos.words import run_demo; "
     "sys.exit(not run_demo(Console(), seconds=4, nodes=2, window='2s'))"
 )
 
@@ -126,6 +146,7 @@ def test_the_demo_loses_and_duplicates_nothing(job: Path) -> None:
     )
     assert process.returncode == 0, process.stdout + process.stderr
     assert "lost 0, duplicated 0" in process.stdout
+    assert "from the start of the command to the first counted window" in process.stdout
     output = next(line for line in process.stdout.splitlines() if line.startswith("output: "))
     kept = Path(output.removeprefix("output: "))
     assert list(kept.glob("slice=*/*.parquet"))
@@ -154,6 +175,13 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (job / "ck" / "control.json").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    status = endpoint.ask(job / "ck", {"do": "status"})
+    assert status["phase"] == "starting"  # its cluster is
     await_sums(10)
     put_rows(job, 2)
     code, said = ask(job, "scale", "ck", "sum", "3")
@@ -197,7 +225,7 @@ def test_a_running_job_is_asked_scaled_given_another_node_and_goes_on_after_ctrl
 
 
 ELASTIC = (
-    "import sys; from rich.console import Console; from anabranch.cli.elastic_demo import "
+    "import sys; from rich.console import Console; from anabranch.demos.elastic import "
     "run_elastic_demo; sys.exit(not run_elastic_demo(Console(), seconds=12, nodes=2))"
 )
 

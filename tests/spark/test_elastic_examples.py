@@ -12,6 +12,7 @@ from benchmarks.kills import Feed, Killer
 from jobs import wait_for
 from pyspark.sql import SparkSession
 
+from anabranch.api.job import inside
 from anabranch.spark.embedded import EmbeddedCluster
 from effort import LONG
 
@@ -34,7 +35,7 @@ def test_scaled_under_kills(
     feed.watch(job)
     killer = Killer(cluster, job, dice)
     killer._settle()
-    chains = [c.name for c in job._driver._parts.plan.node_chains]
+    chains = [c.name for c in inside(job).run.plan.node_chains]
     dice.shuffle(chains)
     wanted = {}
     for number, chain in enumerate(chains[:4]):
@@ -43,10 +44,10 @@ def test_scaled_under_kills(
         if number % 2 == 0:  # a kill during the scaling, or right after it
             killer._do("executor" if number else "node process", "any time")
             killer._settle()
-    wait_for(lambda: not job._driver.controller.adjusting)
-    mapping = job._driver.controller.mapping
-    assert mapping is not None
-    assert {c: len(mapping.partitions(c)) for c in wanted} == wanted
+    wait_for(lambda: not job.is_adjusting)
+    placement = inside(job).run.controller.placement
+    assert placement is not None
+    assert {c: len(placement.partitions(c)) for c in wanted} == wanted
     killer._do("executor", "any time")
     killer._settle()
     wait_for(lambda: any(job.totals.to_sinks.values()))  # a window has to close first

@@ -17,7 +17,7 @@ from anabranch.spark.embedded import EmbeddedCluster
 def adjusted(running: Running, operator: str, parallelism: int) -> None:
     """Scale, and wait until it is done."""
     running.job.scale(operator, parallelism)
-    wait_for(lambda: len(running.mapping.partitions(operator)) == parallelism)
+    wait_for(lambda: len(running.placement.partitions(operator)) == parallelism)
 
 
 def test_scaled_up_and_down_under_kills(
@@ -26,14 +26,14 @@ def test_scaled_up_and_down_under_kills(
     running = Running(cluster, spark, tmp_path)
     running.slices(2)
     adjusted(running, "sum", 6)
-    killed = running.mapping.owners[running.mapping.partitions("sum")[-1]].node
+    killed = running.placement.owners[running.placement.partitions("sum")[-1]].node
     disturbed(running, lambda: cluster.kill(running.executor(killed)), killed)  # right after it
-    assert len(running.mapping.partitions("sum")) == 6  # the scaling is not undone
+    assert len(running.placement.partitions("sum")) == 6  # the scaling is not undone
     adjusted(running, "most", 5)
     running.slices(2)
     running.job.scale("sum", 2)
-    cluster.kill(running.node_process(running.mapping.nodes[0]))  # in the middle of it
-    wait_for(lambda: len(running.mapping.partitions("sum")) == 2)
+    cluster.kill(running.node_process(running.placement.nodes[0]))  # in the middle of it
+    wait_for(lambda: len(running.placement.partitions("sum")) == 2)
     adjusted(running, "most", 1)
     running.end()
 
@@ -46,14 +46,14 @@ def test_nodes_leave_and_come(
     with pytest.raises(ab.AnabranchError, match="there is no node 'nobody'"):
         running.job.drain("nobody")
     recoveries = len(running.job.recoveries)
-    first = running.mapping.nodes[0]
+    first = running.placement.nodes[0]
     running.job.drain(first)
-    wait_for(lambda: first not in running.mapping.nodes)
+    wait_for(lambda: first not in running.placement.nodes)
     wait_for(lambda: first not in cluster.executors())  # it was released
     running.slices(2)
     assert len(running.job.recoveries) == recoveries  # nothing was lost
     running.job.add_nodes(1)
-    wait_for(lambda: len(running.mapping.nodes) == 3)  # and has its share
+    wait_for(lambda: len(running.placement.nodes) == 3)  # and has its share
     running.slices(2)
     assert len(running.job.recoveries) == recoveries
     running.end()

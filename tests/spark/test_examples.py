@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from examples.traffic import traffic
 from examples.twitter_sentiment import twitter_sentiment
 from jobs import read_output, run_to_end, wait_for
 from pyspark.sql import SparkSession
+from tests.unit.cli.test_readme import saved
 from tests.unit.generators import example_oracles
 from tests.unit.test_tutorial import blocks, run_page
 
@@ -142,5 +144,31 @@ def test_the_tutorial_from_top_to_bottom(
     monkeypatch.setattr(ab.Topology, "run", lambda *a, **b: patiently(lambda: run(*a, **b)))
     monkeypatch.setattr(ab, "EmbeddedCluster", shared_cluster, raising=False)
     monkeypatch.chdir(tmp_path)
-    _, ran = run_page(lambda block: not block.mark.startswith("file: "))
+    _, ran = run_page(lambda block: block.mark != "file: orders.py")
     assert ran == len(blocks()) - 1
+
+
+WHOLE_WINDOW = re.compile(r"  sensor=(\d), .*, readings=1000, degrees=26$", re.MULTILINE)
+
+
+def test_the_readme_example_as_printed(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It prints what five sensors have measured in five seconds."""
+    printed = ""
+
+    def shows_a_whole_window() -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().out
+        assert job.is_active, job.exception
+        return set(WHOLE_WINDOW.findall(printed)) == set("01234")
+
+    topology = saved(tmp_path, monkeypatch)
+    job = topology.start(spark, checkpoint=tmp_path / "checkpoints" / "sensors")
+    try:
+        wait_for(shows_a_whole_window)
+    finally:
+        job.stop()

@@ -14,8 +14,8 @@ from jobs import final_values, numbers, read_output, stream, wait_for
 from pyspark.sql import SparkSession
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.errors import OperatorError
-from anabranch.model.reports import NodeReport
 from effort import LONG
 
 SLICES = 1_000 if LONG else 40
@@ -24,10 +24,9 @@ IDLE_S = 90  # Spark ends workers idle for a minute, looks every ten seconds, ha
 
 
 def processes(job: Any) -> dict[str, tuple[int, str]]:
-    driver = job._driver
-    reports: list[NodeReport] = driver._runner.poll(
-        driver.actions.run, driver.controller.mapping.nodes
-    )
+    run = inside(job).run
+    assert run.controller.placement is not None
+    reports = run.cluster.ask(run.caller.poll(run.controller.placement.nodes))
     return {str(r.node): (r.pid, r.incarnation) for r in reports}
 
 

@@ -90,7 +90,7 @@ def test_a_local_cluster_listens_on_this_machine_only_and_asks_who_calls(
             else:
                 assert any(r in a for r in REFUSALS for a in said), (port, said, command)
             seen += 1
-    assert seen >= 2 + 2 * 3 + 3 + 3  # master, workers, executors; gateway, driver, its blocks
+    assert seen >= 2 + 2 + 3 + 3  # master, worker, executors; gateway, driver, its blocks
     spark.sparkContext.parallelize([1], 1).map(lambda x: x).collect()  # nothing has come of it
 
 

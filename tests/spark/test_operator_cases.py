@@ -11,6 +11,7 @@ from jobs import read_output, stream, wait_for, write_rows
 from pyspark.sql import SparkSession
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.errors import ClusterError
 from anabranch.spark.embedded import EmbeddedCluster
 from anabranch.testing import Idle, Lose, Restart, Step
@@ -47,7 +48,7 @@ class SparkRun:
     def step(self, step: Step) -> None:
         match step:
             case Lose():
-                for node in self._controller.mapping.nodes[: step.nodes]:
+                for node in self._controller.placement.nodes[: step.nodes]:
                     self._cluster.kill(self._cluster.executors()[node][0])
             case Restart():
                 self._crash()
@@ -65,7 +66,7 @@ class SparkRun:
 
     @property
     def _controller(self) -> Any:
-        return self._job._driver.controller
+        return inside(self._job).run.controller
 
     @property
     def _taken(self) -> int:
@@ -74,9 +75,9 @@ class SparkRun:
 
     def _crash(self) -> None:
         """End the driver as it is: no last slice, no checkpoint."""
-        driver = self._job._driver
-        driver._steps.abort(ClusterError("killed by the test"))
-        driver._query.stop()
+        reading = inside(self._job)
+        reading.run.abort(ClusterError("killed by the test"))
+        reading.query.stop()
         wait_for(lambda: not self._job.is_active)
 
     def end(self) -> None:

@@ -22,24 +22,26 @@ from pyspark.sql import SparkSession
 from test_node_kills import Running, disturbed
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.model.commands import RunSlice
+from anabranch.node.process import client
 from anabranch.spark import watchdog
 from anabranch.spark.embedded import EmbeddedCluster
+from anabranch.spark.session import executors
 from effort import LONG
 
 DISK_MB = 16
 
 
 def processes_of(cluster: EmbeddedCluster, executor: int) -> list[int]:
-    """The executor and all below it; its node process was started by one of them."""
-    below = {executor}
+    """The executor, its node process and all below it."""
+    below = {executor, client.node_process(executor)}
     for pid in sorted(watchdog.members(str(cluster.directory))):
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+            parent = client.parent(pid)
         except OSError:
             continue  # it has just ended
-        if int(stat[1]) in below or command.endswith(f"\0{executor}"):
+        if parent in below:
             below.add(pid)
     return sorted(below)
 
@@ -51,8 +53,11 @@ def test_a_node_that_was_cut_off_comes_back_and_is_refused(
     wait_for(lambda: len(cluster.executors()) == 3)
     running = Running(cluster, spark, tmp_path)
     running.slices(2)
-    node = running.mapping.nodes[0]
-    executor, name = cluster.executors()[node]
+    name = cluster.add_node()  # a machine of its own
+    wait_for(lambda: name in (worker for _, worker in cluster.executors().values()))
+    node = next(n for n, (_, worker) in cluster.executors().items() if worker == name)
+    wait_for(lambda: node in running.placement.nodes)
+    executor, _ = cluster.executors()[node]
     zombie = running.node_process(node)
     machine = [cluster.workers[name], *processes_of(cluster, executor)]
     assert zombie in machine
@@ -62,8 +67,8 @@ def test_a_node_that_was_cut_off_comes_back_and_is_refused(
         return list(watchdog.members(str(cluster.directory)))
 
     def cut_off() -> None:
-        actions = running.job._driver.actions
-        wait_for(lambda: isinstance(actions.doing, RunSlice))  # in the middle of something
+        effects = inside(running.job).run.effects
+        wait_for(lambda: isinstance(effects.doing, RunSlice))  # in the middle of something
         for pid in machine:
             cluster.kill(pid, signal.SIGSTOP)
 
@@ -75,9 +80,14 @@ def test_a_node_that_was_cut_off_comes_back_and_is_refused(
     wait_for(lambda: zombie not in alive())  # it ended itself
     assert executor in alive()
     running.slices(2)
-    assert node not in running.mapping.nodes
+    assert node not in running.placement.nodes
     cluster.kill(machine[0], signal.SIGCONT)
     wait_for(lambda: executor not in alive())
+    wait_for(lambda: len(executors(spark)) == 4)  # it has another one
+    cluster.kill(machine[0])
+    for pid, worker in cluster.executors().values():
+        if worker == name:
+            cluster.kill(pid)
     running.end()
     wait_for(lambda: len(cluster.executors()) == 3)
 

@@ -10,6 +10,7 @@ from jobs import final_values, read_output, stream, wait_for, write_rows
 from pyspark.sql import SparkSession
 
 import anabranch as ab
+from anabranch.api.job import inside
 from anabranch.spark.embedded import EmbeddedCluster
 
 ROWS = 40  # in a file
@@ -67,13 +68,13 @@ def test_a_lost_node_is_back_about_when_it_was_predicted(
         if done() >= len(frames) * ROWS:
             write()
         measured = len(job.recent_progress) >= SLICES
-        predicted = job._driver.actions.predicted is not None
+        predicted = inside(job).run.history.predicted is not None
         return measured and predicted and age() > 0.7 * CHECKPOINT_S
 
     wait_for(fed)
     before = len(job.recoveries)
-    mapping = job._driver.controller.mapping
-    node = next(o.node for p, o in mapping.owners.items() if p.chain == "sum")
+    placement = inside(job).run.controller.placement
+    node = next(o.node for p, o in placement.owners.items() if p.chain == "sum")
     cluster.kill(cluster.executors()[node][0])
     wait_for(lambda: len(job.recoveries) > before)
     wait_for(lambda: done() >= len(frames) * ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def test_a_directory_in_use(spark: SparkSession, written: Path) -> None:
     [
         ({"name": "other"}, "written by topology 'sums', this one is 'other'"),
         ({"operator": "renamed"}, "operator 'sum' is now called 'renamed'"),
-        ({"aggregate": ab.mean("v")}, "operator 'sum' has another state"),
+        (
+            {"aggregate": ab.mean("v")},
+            "operator 'sum' has other settings: setting 'aggregates.total' was Sum, is Mean",
+        ),
         ({"key": "v"}, "operator 'sum' has another key"),
     ],
 )
@@ -177,11 +181,56 @@ def test_two_sinks_in_one_directory(spark: SparkSession, tmp_path: Path) -> None
         made.start(spark, checkpoint=tmp_path / "ck")
 
 
-def test_a_batch_data_frame(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match="is a batch DataFrame; read it with"):
-        topology(spark.range(3), tmp_path / "out").start(spark, checkpoint=tmp_path / "ck")
-    with pytest.raises(TopologyError, match="is a list; give a Spark streaming"):
-        topology([1], tmp_path / "out").start(spark, checkpoint=tmp_path / "ck")
+def raising(spark: SparkSession) -> Any:
+    return {}["bucket"]
+
+
+def reader(name: str, **options: str) -> Any:
+    return lambda spark: spark.readStream.format(name).options(**options).load()
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (
+            lambda spark: spark.readStream.schema("v long").parquet("/no/such/place"),
+            r"'numbers' cannot be read: .*Path does not exist: .*/no/such/place.*; make the dir",
+        ),
+        (
+            lambda spark: spark.readStream.json(str(Path(__file__).parent)),
+            r"'numbers' cannot be read: Schema must be.*spark\.readStream\.schema\(",
+        ),
+        (
+            reader("kafka", subscribe="x"),
+            r"'numbers' .*--packages org\.apache\.spark:spark-sql-kafka-0-10_2\.13:\d+\.\d",
+        ),
+        (reader("frob"), r"'numbers' .*Failed to find the data source: frob.*--packages GROUP"),
+        (lambda spark: spark.readStream.table("gone"), r"'numbers' .*`gone` cannot be found"),
+        (
+            lambda spark: reader("rate")(spark).select("frob"),
+            r"'numbers' .*`frob` cannot be resolved",
+        ),
+        (raising, r"function of the source 'numbers' raised KeyError: 'bucket'; it is called with"),
+        (lambda: None, r"function of the source 'numbers' raised TypeError: .*with the Spark sess"),
+        (lambda spark: None, r"'numbers' is None of its function; give a Spark streaming"),
+        (lambda spark: spark.readStream.format("rate"), r"is a DataStreamReader .*with \.load\(\)"),
+        (
+            lambda spark: spark.range(3),
+            r"'numbers' is a batch DataFrame; read it with spark\.readS",
+        ),
+        ([1], r"'numbers' is \[1\] \(list\); give a Spark streaming"),
+    ],
+)
+def test_a_source_that_cannot_be_read(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], read: Any, words: str
+) -> None:
+    """One line, and nothing else on the screen."""
+    with pytest.raises(TopologyError, match=words) as refusal:
+        topology(read, tmp_path / "out").start(spark, checkpoint=tmp_path / "ck")
+    assert "\n" not in str(refusal.value)
+    assert "trace" not in "".join(capfd.readouterr())
+    assert "py4j" not in "".join(traceback.format_exception(refusal.value))
+    assert not (tmp_path / "ck").exists()
 
 
 def fails_on_40(frame: pl.DataFrame) -> pl.DataFrame:

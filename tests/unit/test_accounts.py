@@ -26,18 +26,20 @@ from examples import (
 )
 
 import anabranch as ab
-from anabranch.cli.meter import Meter
-from anabranch.cli.running import summarise
+from anabranch.driver.cluster import Ran, RecoveryJob, SliceJob
 from anabranch.driver.progress import Totals
 from anabranch.generators import Incidents, SkewedKeys, Tweets, VehiclePositions
-from anabranch.model.topology import Kind, Operator
-from anabranch.operators.aggregates import Count
+from anabranch.model.graph import Kind, Operator
 from anabranch.operators.base import LateRows
-from anabranch.operators.enrich import Enrich
-from anabranch.operators.failing import DeadLetters
-from anabranch.operators.stateless import Filter, Map, Select
-from anabranch.operators.windows import WindowedAggregate
-from anabranch.testing import Idle, LocalJob, LocalNodes, Lose, Restart
+from anabranch.operators.kernels.aggregates import Count
+from anabranch.operators.kernels.enrich import Enrich
+from anabranch.operators.kernels.stateless import Filter, Map, Select
+from anabranch.operators.kernels.windows import WindowedAggregate
+from anabranch.operators.rows.failing import DeadLetters
+from anabranch.terminal.meter import Meter
+from anabranch.terminal.running import summarise
+from anabranch.testing import Idle, LocalJob, Lose, Restart
+from anabranch.testing.local import LocalCluster
 
 SLICES = 5
 TWEETS = Tweets(seed=5, rate=10, users=100, topics=30).rows(0, 1_200)
@@ -124,16 +126,17 @@ def test_it_adds_up(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     topology, sources = EXAMPLES[name]
     audited(topology)
     received: Counter[str] = Counter()
-    run_slice = LocalNodes.run_slice
+    run = LocalCluster.run
 
-    def counted(self: LocalNodes, *args: Any, **options: Any) -> Any:
-        tasks, reports = run_slice(self, *args, **options)
-        for report in reports:
-            for partition, state in report.partitions.items():
-                received[partition.chain] += state.rows_in
-        return tasks, reports
+    def counted(self: LocalCluster, job: SliceJob | RecoveryJob) -> Ran:
+        ran = run(self, job)
+        if isinstance(job, SliceJob):
+            for report in ran.reports:
+                for partition, state in report.partitions.items():
+                    received[partition.chain] += state.rows_in
+        return ran
 
-    monkeypatch.setattr(LocalNodes, "run_slice", counted)
+    monkeypatch.setattr(LocalCluster, "run", counted)
     job = LocalJob(topology, tmp_path, {n: t.schema for n, t in sources.items()})
     lives, reached = [job.totals], Counter[str]()
     windows: Counter[str] = Counter()
@@ -155,7 +158,7 @@ def test_it_adds_up(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert totals["read"] == {n: t.num_rows + 1 for n, t in sources.items()}
     assert sum(totals["late"].values()) > 0
     plan = topology.plan()
-    for op in plan.topology.operators:
+    for op in plan.graph.operators:
         check(op, totals, reached)
         if op.name.startswith("probed."):
             counted_rows = windows[f"probe.{op.name.removeprefix('probed.')}"]
@@ -225,10 +228,10 @@ def test_dead_letters_and_late_rows_in_the_summary(tmp_path: Path) -> None:
         }
         for each in (step, Lose()):
             reached.update({sink: rows.height for sink, rows in job.step(each).items()})
-    for op in topology.plan().topology.operators:
+    for op in topology.plan().graph.operators:
         check(op, add([job.totals]), reached)
     meter = Meter()
-    meter.observe(job.actions.progress)
+    meter.observe(job.history.progress)
     meter.totals = job.totals
     text = summarise(meter, 1.0)
     assert "read: rows 16\n" in text

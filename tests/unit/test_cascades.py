@@ -21,7 +21,7 @@ import pytest
 
 import anabranch as ab
 from anabranch.errors import TopologyError
-from anabranch.storage.sinks import Memory
+from anabranch.sinks import Memory
 from anabranch.testing import Idle, LocalJob, Lose, Restart, play
 from effort import LONG
 

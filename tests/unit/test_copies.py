@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,32 +14,28 @@ from hypothesis import strategies as st
 from tests.unit.test_elasticity import feed, told, topology
 from tests.unit.test_parallel_recovery import SCHEMA, lose
 
-from anabranch.control.elasticity import Wishes
-from anabranch.driver.actions import NodesLostError
+from anabranch.control.policies.strategies import Strategy
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, Ownership, copied, even_groups, promote, reassign
-from anabranch.node.packets import Route, cut
+from anabranch.model.placement import Ownership, Placement, copied, even_groups, promote, reassign
+from anabranch.node.arrow.packets import Route, cut
 from anabranch.testing import Drain, Idle, Join, LocalJob, Restart, Scale, Step, play
 
 
 def started(root: Path, nodes: int = 3) -> LocalJob:
-    job = LocalJob(topology(), root, SCHEMA, nodes=nodes)
-    job.controller._config = replace(job.controller._config, copies=True)
-    job.controller._wishes = Wishes(topology().plan(), copies=True)
-    return job
+    return LocalJob(topology(), root, SCHEMA, nodes=nodes, strategy=Strategy(copies=True))
 
 
 def copies(job: LocalJob) -> dict[PartitionId, NodeId]:
-    assert job.controller.mapping is not None
-    return dict(job.controller.mapping.copies)
+    assert job.controller.placement is not None
+    return dict(job.controller.placement.copies)
 
 
 def until_copied(job: LocalJob) -> list[dict[str, pl.DataFrame]]:
     shown = []
     for _ in range(20_000):  # state is loaded ahead in the background, as fast as it may
-        mapping = job.controller.mapping
-        assert mapping is not None
-        if mapping.copies.keys() == mapping.owners.keys():
+        placement = job.controller.placement
+        assert placement is not None
+        if placement.copies.keys() == placement.owners.keys():
             return shown
         shown.append(job.step(Idle()))
     raise AssertionError("no copies were made")
@@ -61,7 +55,7 @@ def test_copies_take_over_without_a_replay_and_are_made_anew(tmp_path: Path) -> 
     outputs += [job.step(s) for s in steps[3:6]]
     lose(job, "sum")
     outputs.append(job.step(steps[6]))
-    recovery = job.actions.recoveries[-1]
+    recovery = job.history.recoveries[-1]
     assert PartitionId("sum", 0) in recovery.promoted
     assert not recovery.partitions, "nothing is restored"
     assert "took over" in str(recovery)
@@ -69,27 +63,25 @@ def test_copies_take_over_without_a_replay_and_are_made_anew(tmp_path: Path) -> 
     outputs.append(job.step(steps[7]))
     lose(job, "by_n")
     outputs += [job.step(s) for s in steps[8:10]]
-    assert PartitionId("by_n", 0) in job.actions.recoveries[-1].promoted
+    assert PartitionId("by_n", 0) in job.history.recoveries[-1].promoted
     # The last node has no other for copies; its partitions are all that is left.
     outputs += [job.step(Idle()), *(job.step(s) for s in steps[10:])]
     same(outputs, steps)
 
 
 @pytest.mark.parametrize("change", [Scale("sum", 4), Scale("once", 1), Join(), Drain(), Restart()])
-def test_copies_follow_the_mapping(tmp_path: Path, change: Step) -> None:
+def test_copies_follow_the_placement(tmp_path: Path, change: Step) -> None:
     job = started(tmp_path, nodes=4)
     steps: list[Step] = [feed(n) for n in range(9)]
     outputs = [*(job.step(s) for s in steps[:2]), *until_copied(job), job.step(steps[2])]
     outputs.append(job.step(change))
-    if isinstance(change, Restart):  # a new driver, which knows only its options
-        job.controller._wishes = Wishes(topology().plan(), copies=True)
     outputs += [job.step(steps[3]), *until_copied(job), job.step(steps[4])]
-    mapping = job.controller.mapping
-    assert mapping is not None
-    assert all(mapping.owners[p].node != n for p, n in mapping.copies.items())
+    placement = job.controller.placement
+    assert placement is not None
+    assert all(placement.owners[p].node != n for p, n in placement.copies.items())
     lose(job, "sum")
     outputs += [job.step(s) for s in steps[5:]]
-    assert PartitionId("sum", 0) in job.actions.recoveries[-1].promoted
+    assert PartitionId("sum", 0) in job.history.recoveries[-1].promoted
     same(outputs, steps)
 
 
@@ -98,13 +90,12 @@ def test_a_partition_and_its_copy_lost_together_are_restored(tmp_path: Path) -> 
     steps: list[Step] = [feed(n) for n in range(8)]
     outputs = [*(job.step(s) for s in steps[:2]), *until_copied(job), job.step(steps[2])]
     first = PartitionId("sum", 0)
-    mapping = job.controller.mapping
-    assert mapping is not None
-    for victim in (mapping.owners[first].node, mapping.copies[first]):
-        job._nodes._hosts.pop(victim).close()
-        job._nodes._dead.add(victim)
+    placement = job.controller.placement
+    assert placement is not None
+    for victim in (placement.owners[first].node, placement.copies[first]):
+        job.cluster.kill(victim)
     outputs += [job.step(s) for s in steps[3:]]
-    assert any(first in r.partitions for r in job.actions.recoveries[1:])
+    assert any(first in r.partitions for r in job.history.recoveries[1:])
     same(outputs, steps)
 
 
@@ -113,17 +104,15 @@ def test_a_copy_that_had_applied_the_slice_repeats_it(tmp_path: Path) -> None:
     job = started(tmp_path)
     steps: list[Step] = [feed(n) for n in range(8)]
     outputs = [*(job.step(s) for s in steps[:2]), *until_copied(job), job.step(steps[2])]
-    real = job._nodes.run_slice
 
-    def dying(**given: Any) -> Any:
-        count, _ = real(**given)
-        victim = lose(job, "sum")
-        job._nodes.run_slice = real  # type: ignore[method-assign]
-        raise NodesLostError([victim], "it was told to die", count)
+    def dies(step: str, depth: int) -> None:
+        if step == "end":
+            job.cluster.before = lambda step, depth: None
+            lose(job, "sum")
 
-    job._nodes.run_slice = dying  # type: ignore[method-assign]
+    job.cluster.before = dies
     outputs += [job.step(s) for s in steps[3:]]
-    assert PartitionId("sum", 0) in job.actions.recoveries[1].promoted
+    assert PartitionId("sum", 0) in job.history.recoveries[1].promoted
     same(outputs, steps)
 
 
@@ -131,28 +120,28 @@ NODES = [NodeId(n) for n in "abcd"]
 
 
 @given(st.integers(1, 8), st.integers(2, 4), st.sets(st.sampled_from(NODES)))
-def test_copied_mappings(parallelism: int, nodes: int, dead: set[NodeId]) -> None:
+def test_copied_placements(parallelism: int, nodes: int, dead: set[NodeId]) -> None:
     """Copies are elsewhere and even; those that live are promoted, the others restored."""
     homes = NODES[:nodes]
     owners = {PartitionId("c", i): Ownership(homes[i % nodes], 5) for i in range(parallelism)}
     groups = {"c": even_groups(16, parallelism)}
-    mapping = copied(Mapping(1, groups, owners, tuple(homes)), homes)
-    assert mapping.copies.keys() == owners.keys()
-    assert all(owners[p].node != n for p, n in mapping.copies.items())
-    loads = Counter([*mapping.copies.values(), *(o.node for o in owners.values())])
+    placement = copied(Placement(1, groups, owners, tuple(homes)), homes)
+    assert placement.copies.keys() == owners.keys()
+    assert all(owners[p].node != n for p, n in placement.copies.items())
+    loads = Counter([*placement.copies.values(), *(o.node for o in owners.values())])
     assert max(loads.values()) - min(loads[n] for n in homes) <= 2
     left = [n for n in homes if n not in dead]
     lost = {p for p, o in owners.items() if o.node in dead}
     if not left:
         return
-    after, promoted = promote(mapping, lost, left)
-    assert promoted == {p for p in lost if mapping.copies[p] in left}
+    after, promoted = promote(placement, lost, left)
+    assert promoted == {p for p in lost if placement.copies[p] in left}
     after = reassign(after, lost - promoted, left)
     for partition, owner in after.owners.items():
         assert owner.node in left
         assert owner.epoch == 5 + (partition in lost)
         if partition in promoted:
-            assert owner.node == mapping.copies[partition]
+            assert owner.node == placement.copies[partition]
             assert partition not in after.copies
 
 
@@ -163,14 +152,12 @@ def test_packets_reach_both(keys: list[int], parallelism: int) -> None:
     groups = np.asarray(even_groups(8, parallelism), dtype=np.uint16)
     homes = np.asarray([p % 3 for p in range(parallelism)], dtype=np.uint16)
     elsewhere = {p: (p + 1) % 3 for p in range(parallelism) if p != 2}
-    bundles = cut(table, Route(("k",), 8, groups, homes, elsewhere), 3, 0, 1, 0, 1)
+    cuts = cut(table, Route(("k",), 8, 3, groups, homes, elsewhere))
 
     def rows(node: int, partition: int) -> list[dict[str, int]]:
-        bundle = bundles[node]
-        if bundle.table is None or partition not in bundle.ranges:
-            return []
-        start, stop = bundle.ranges[partition]
-        return bundle.table.slice(start, stop - start).to_pylist()
+        packets = cuts[node]
+        mine = packets.of(partition) if packets is not None else None
+        return mine.to_pylist() if mine is not None else []
 
     found = 0
     for partition in range(parallelism):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anabranch as ab
+from anabranch.control.policies.strategies import Strategy
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping, adjust, place
-from anabranch.node.partition import Partition
+from anabranch.model.placement import Placement, adjust, place
+from anabranch.node.arrow.state import ArrowState
 from anabranch.testing import Drain, Idle, Join, LocalJob, Lose, Restart, Scale, Step, play
 from effort import examples
 
@@ -172,7 +172,7 @@ def test_a_torn_checkpoint_after_a_scaling_keeps_the_order_of_rows(
             for files in job.controller.cut.files.values():
                 (root / files[-1]).write_bytes(b"torn")
         shown = [told([job.step(step)], "said") for step in (mishap, *steps[3:])]
-        assert len(job.controller.mapping.partitions("first")) == 5  # type: ignore[union-attr]
+        assert len(job.controller.placement.partitions("first")) == 5  # type: ignore[union-attr]
         job.stop()
         return shown
 
@@ -191,37 +191,37 @@ NODES = [NodeId(n) for n in "abcdef"]
         max_size=5,
     ),
 )  # fmt: skip
-def test_adjusted_mappings(
+def test_adjusted_placements(
     sizes: list[int], nodes: int, changes: list[tuple[dict[str, int], set[NodeId]]]
 ) -> None:
     """Even, complete, on the given nodes only; what did not change keeps its epoch, what did gets
     one that was never there before."""
-    mapping = mapping_of(sizes, NODES[:nodes])
-    epochs = {p: o.epoch for p, o in mapping.owners.items()}
+    placement = placement_of(sizes, NODES[:nodes])
+    epochs = {p: o.epoch for p, o in placement.owners.items()}
     for wanted, allowed in changes:
-        parallelism = {c: n for c, n in wanted.items() if c in mapping.groups}
-        after = adjust(mapping, parallelism, sorted(allowed), epochs)
+        parallelism = {c: n for c, n in wanted.items() if c in placement.groups}
+        after = adjust(placement, parallelism, sorted(allowed), epochs)
         loads = Counter(o.node for o in after.owners.values())
         assert set(loads) <= allowed
         assert max(loads.values()) - min(loads.get(n, 0) for n in allowed) <= 1
         for chain, groups in after.groups.items():
             assert set(groups) == {p.index for p in after.partitions(chain)}
-            assert len(set(groups)) == parallelism.get(chain, len(mapping.partitions(chain)))
+            assert len(set(groups)) == parallelism.get(chain, len(placement.partitions(chain)))
         for partition, owner in after.owners.items():
-            before = mapping.owners.get(partition)
+            before = placement.owners.get(partition)
             if before is not None and owner.epoch == before.epoch:
                 assert owner == before
-                assert groups_of(mapping, partition) == groups_of(after, partition)
+                assert groups_of(placement, partition) == groups_of(after, partition)
             else:
                 assert owner.epoch > epochs.get(partition, 0)
         again = adjust(after, {}, sorted(allowed), epochs)
         assert again.owners == after.owners
-        mapping, epochs = after, epochs | {p: o.epoch for p, o in after.owners.items()}
+        placement, epochs = after, epochs | {p: o.epoch for p, o in after.owners.items()}
 
 
-def mapping_of(
+def placement_of(
     sizes: list[int], nodes: list[NodeId], hosts: dict[NodeId, str] | None = None
-) -> Mapping:
+) -> Placement:
     made = ab.Topology("many", key_groups=16)
     rows = made.source("rows", None)
     for i, size in enumerate(sizes):
@@ -230,8 +230,8 @@ def mapping_of(
     return place(made.plan(), nodes, 1, {}, hosts=hosts)
 
 
-def groups_of(mapping: Mapping, partition: PartitionId) -> list[int]:
-    return [g for g, p in enumerate(mapping.groups[partition.chain]) if p == partition.index]
+def groups_of(placement: Placement, partition: PartitionId) -> list[int]:
+    return [g for g, p in enumerate(placement.groups[partition.chain]) if p == partition.index]
 
 
 def test_a_scaling_is_prepared_ahead_and_replays_nothing(tmp_path: Path) -> None:
@@ -241,37 +241,37 @@ def test_a_scaling_is_prepared_ahead_and_replays_nothing(tmp_path: Path) -> None
         job.step(feed(n))
     job.step(Scale("sum", 5))
     job.step(Join())
-    mapping = job.controller.mapping
-    assert mapping is not None
-    assert len(mapping.partitions("sum")) == 5
-    assert len(mapping.nodes) == 3
-    first, second = job.actions.adjustments
+    placement = job.controller.placement
+    assert placement is not None
+    assert len(placement.partitions("sum")) == 5
+    assert len(placement.nodes) == 3
+    first, second = job.history.adjustments
     assert first.what == "sum from 2 to 5 partitions"
     assert set(first.partitions) == {PartitionId("sum", n) for n in range(5)}
     assert "moved to node 3" in second.what
-    assert len(job.actions.recoveries) == 1  # the start
+    assert len(job.history.recoveries) == 1  # the start
 
 
 @pytest.mark.parametrize("rollback", [False, True])
 def test_other_systems_look_behind_a_scaling(tmp_path: Path, rollback: bool) -> None:
     """R+SM replays from the checkpoint before it; SC undoes it first. The results are the same."""
     schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
-    job = LocalJob(topology(), tmp_path, {"rows": schema}, nodes=2)
-    job.controller._config = replace(job.controller._config, behind_scaling=True, rollback=rollback)
+    other = Strategy(behind_scaling=True, rollback=rollback)
+    job = LocalJob(topology(), tmp_path, {"rows": schema}, nodes=2, strategy=other)
     steps: list[Step] = [feed(n) for n in range(9)]
     outputs = [job.step(s) for s in steps[:6]]
     outputs += [job.step(s) for s in (Scale("sum", 4), steps[6], Lose())]
-    recovery = job.actions.recoveries[-1]
-    assert recovery.from_slice < job.actions.adjustments[0].slice
+    recovery = job.history.recoveries[-1]
+    assert recovery.from_slice < job.history.adjustments[0].slice
     outputs += [job.step(s) for s in steps[7:]]
     for _ in range(20_000):  # state is loaded ahead in the background
-        if job.controller.mapping and len(job.controller.mapping.partitions("sum")) == 4:
+        if job.controller.placement and len(job.controller.placement.partitions("sum")) == 4:
             break
         outputs.append(job.step(Idle()))
     assert told(outputs, "sums") == told(play(topology(), steps), "sums")
-    assert job.controller.mapping is not None
-    assert len(job.controller.mapping.partitions("sum")) == 4
-    assert len([a for a in job.actions.adjustments if "sum from 2 to 4" in a.what]) == 1 + rollback
+    assert job.controller.placement is not None
+    assert len(job.controller.placement.partitions("sum")) == 4
+    assert len([a for a in job.history.adjustments if "sum from 2 to 4" in a.what]) == 1 + rollback
 
 
 def test_scaled_again_and_again_between_two_checkpoints() -> None:
@@ -286,9 +286,9 @@ def test_scaled_again_and_again_between_two_checkpoints() -> None:
 
 def test_partitions_of_a_chain_spread_over_machines() -> None:
     hosts = {n: "x" if n in "abc" else "y" for n in NODES}
-    mapping = mapping_of([4, 2], NODES, hosts)
-    after = adjust(mapping, {"c0": 6, "c1": 3}, [*NODES[:2], *NODES[3:5]], {}, hosts)
-    for placed in (mapping, after):
+    placement = placement_of([4, 2], NODES, hosts)
+    after = adjust(placement, {"c0": 6, "c1": 3}, [*NODES[:2], *NODES[3:5]], {}, hosts)
+    for placed in (placement, after):
         for chain in ("c0", "c1"):
             machines = Counter(hosts[placed.owners[p].node] for p in placed.partitions(chain))
             assert machines["x"] - machines["y"] in (0, 1)
@@ -298,14 +298,14 @@ def test_state_that_cannot_be_loaded_ahead_does_not_hold_a_change_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the loading thread meets: the installation loads the state itself."""
-    real = Partition.restore
+    real = ArrowState.restore
 
-    def restore(self: Partition, *given: Any) -> None:
+    def restore(self: ArrowState, *given: Any, gently: bool = False) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise MemoryError("for once")
-        real(self, *given)
+        real(self, *given, gently)
 
-    monkeypatch.setattr(Partition, "restore", restore)
+    monkeypatch.setattr(ArrowState, "restore", restore)
     steps: list[Step] = [feed(n) for n in range(4)]
     outputs = play(topology(), [*steps[:2], Scale("sum", 4), *steps[2:]])
     assert told(outputs, "sums") == told(play(topology(), steps), "sums")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import anabranch as ab
 from anabranch.cli.main import app
-from anabranch.control.load import Measurement
+from anabranch.control.policies.load import Measurement
 from anabranch.driver import endpoint as endpoints
 from anabranch.driver.endpoint import ENDPOINT, MAX_CALLERS, Endpoint, ask
 from anabranch.driver.status import status
@@ -50,10 +50,10 @@ class Running:
         self.hasty = False  # what is asked for is done soon after
         self.lock = threading.Lock()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ab.JobStatus:
         with self.lock:
             plan = topology().plan()
-            return status(plan, self.job.controller, self.job.actions, 1_000, {}, 4_000)
+            return status(plan, self.job.controller, self.job.history, 1_000, {}, 4_000)
 
     def scale(self, operator: str, parallelism: int) -> None:
         self._request(ScaleRequested(operator, parallelism, 3_000))
@@ -77,7 +77,7 @@ class Running:
 
     def _handle(self, event: Any) -> None:
         with self.lock:
-            self.job._handle(event)
+            self.job.run.take(event)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 def test_status(running: Running, tmp_path: Path) -> None:
-    running.job.actions.decisions.append(Decision(1, "up", "sum from 1 to 2", "of the test"))
+    running.job.history.decisions.append(Decision(1, "up", "sum from 1 to 2", "of the test"))
     text = command("status", tmp_path)
     assert "asked · running · slice 3 · 5 rows/s · took" in text
     assert "of 1.0 s" in text
@@ -122,13 +122,13 @@ def test_scaling_waits_until_it_is_done(running: Running, tmp_path: Path) -> Non
     assert command("scale", tmp_path, "sum", "4", "--no-wait") == (
         "accepted: sum at parallelism 4\n"
     )
-    assert running.status()["adjusting"]
+    assert running.status().adjusting
     running.hasty = True
     text = command("scale", tmp_path, "sum", "4")
     assert text.startswith("done: sum at parallelism 4\n")
     assert "adjusted after slice" in text
     assert "sum from 2 to 4 partitions" in text
-    assert running.status()["operators"][0]["partitions"] == 4
+    assert running.status().operators[0].partitions == 4
 
 
 def test_nodes_are_added_and_drained(running: Running, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_nodes_are_added_and_drained(running: Running, tmp_path: Path) -> None:
     assert "draining" in command("nodes", tmp_path)
     running.hasty = True
     assert command("nodes", tmp_path, "drain", "1").startswith("done: node 1 drained")
-    assert [n["node"] for n in running.status()["nodes"]] == ["2"]
+    assert [n.node for n in running.status().nodes] == ["2"]
 
 
 def test_refusals(running: Running, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_key_is_needed_and_private(running: Running, tmp_path: Path) -> None
     path.write_text(json.dumps({**where, "key": "00" * 32}))
     sentence = refused("scale", tmp_path, "sum", "4")
     assert "does not accept the key in" in sentence
-    assert running.status()["operators"][0]["partitions"] == 2
+    assert running.status().operators[0].partitions == 2
     path.write_text(json.dumps(where))
     assert command("status", tmp_path)
 

@@ -86,7 +86,7 @@ def test_when_all_are_idle_the_latest_counts() -> None:
 def test_a_slice_that_takes_long_is_no_silence(tmp_path: Path) -> None:
     job = LocalJob(two(), tmp_path, SCHEMAS)
     for second in range(0, 60, 20):
-        job._now_ms += 19_000
+        job.now_ms += 19_000
         assert job.step({"a": at(second), "b": at(second)})["too_late"].height == 0
     assert job.controller.newest is not None
     assert job.controller.newest.quiet_ms == {"a": 0, "b": 0}
@@ -149,6 +149,6 @@ def test_a_time_to_live_ends_without_rows(kind: str, tmp_path: Path) -> None:
     job = LocalJob(topology, tmp_path, {"a": ROWS})
     job.step({"a": at(1)})
     job.step(Idle(5))
-    assert job.actions.progress[-1].state_rows == 1
+    assert job.history.progress[-1].state_rows == 1
     job.step(Idle(6))
-    assert job.actions.progress[-1].state_rows == 0
+    assert job.history.progress[-1].state_rows == 0

@@ -21,16 +21,19 @@ ORDER = (
     "operators",
     "generators",
     "storage",
+    "upgrade",
+    "sinks",
     "node",
     "driver",
     "spark",
     "api",
     "testing",
-    "dashboard",
+    "terminal",
+    "demos",
     "cli",
 )
-# The simulator drives the pure planes; nothing of the product imports it but the command line.
-SIM_MAY = {"errors", "model", "planning", "control", "operators", "storage", "node"}
+# The simulator runs all that needs no Spark; nothing imports it but the command line.
+SIM_MAY = {*ORDER[: ORDER.index("spark")]}
 
 BLOCKED_IMPORT = """
 import importlib, json, pkgutil, sys
@@ -131,9 +134,76 @@ def test_the_api_imports_spark_only_inside_functions() -> None:
     assert [line for line, target in found if target == "spark"] == []
 
 
+# Decisions are pure: whatever they depend on comes with an event.
+IMPURE = {"time", "threading", "os", "socket", "secrets", "uuid", "subprocess", "asyncio"}
+
+
+def module_file(name: str) -> Path | None:
+    """The file of one of our modules; None for a name inside a module."""
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
+
+
+def names_imported(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def reached_from(package: str) -> set[Path]:
+    """The files of a package, and all of ours that they import, directly or not."""
+    todo = list((PACKAGE / package).rglob("*.py"))
+    found = set(todo)
+    while todo:
+        for name in names_imported(todo.pop()):
+            file = module_file(name) if name.startswith("anabranch.") else None
+            if file is not None and file not in found:
+                found.add(file)
+                todo.append(file)
+    return found
+
+
+def test_control_and_all_it_calls_are_pure() -> None:
+    reached = reached_from("control")
+    assert PACKAGE / "planning" / "backups" / "exact.py" in reached
+    wrong = [
+        f"{source.relative_to(PACKAGE)} imports {name}"
+        for source in sorted(reached)
+        for name in names_imported(source)
+        if name.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
 def test_an_upward_import_is_seen() -> None:
     assert not may_import("control", "spark")
     assert not may_import("model", "planning")
     assert not may_import("sim", "spark")
     assert may_import("spark", "errors")
     assert may_import("api", "spark")
+
+
+def test_what_a_node_decides_does_not_know_what_it_carries() -> None:
+    """Else the simulator could not run it; nor do tables know of sockets."""
+    node = PACKAGE / "node"
+    known = {
+        target for source in (node / "protocol").glob("*.py") for _, target in imported(source)
+    }
+    assert known == {"errors", "model", "node"}
+    wrong = [
+        f"{source.parent.name}/{source.name}: {word}"
+        for room, words in {
+            "protocol": ("node.arrow", "node.process", "pyarrow", "numpy", "polars"),
+            "arrow": ("node.process",),
+        }.items()
+        for source in (node / room).glob("*.py")
+        for word in words
+        if word in source.read_text(encoding="utf-8")
+    ]
+    assert wrong == []

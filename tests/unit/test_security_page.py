@@ -48,9 +48,8 @@ def test_the_tests_it_names_are_there() -> None:
 
 
 def test_the_limits_it_names_are_those_of_the_code() -> None:
-    from anabranch.driver import endpoint
-    from anabranch.node.heartbeat import NONCE_BYTES, PROOF_BYTES
-    from anabranch.spark import heartbeats
+    from anabranch.driver import endpoint, heartbeats
+    from anabranch.node.process.heartbeat import NONCE_BYTES, PROOF_BYTES
 
     greeting = NONCE_BYTES + PROOF_BYTES + 1 + 255
     assert f"{heartbeats.MAX_UNKNOWN} unknown callers, each for {heartbeats.GREET_S:.0f} s" in PAGE

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codeop
 import contextlib
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,9 @@ BLOCK = re.compile(
     r"(?:\n\n```text\n(?P<shown>.*?)```)?",
     re.DOTALL,
 )
+
+
+END = "-- the block is done --"
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,14 @@ def run_page(wanted: Callable[[Block], bool]) -> tuple[dict[str, Any], int]:
 
 @pytest.fixture
 def page() -> dict[str, Any]:
-    names, ran = run_page(lambda block: not block.mark)
+    names, ran = run_page(lambda block: block.mark in ("", "file: shop.py"))
     assert ran == 5
     return names
 
 
 def test_every_block_is_run_somewhere() -> None:
     marks = [block.mark for block in blocks()]
-    assert set(marks) == {"", "cluster", "file: orders.py"}
+    assert set(marks) == {"", "cluster", "file: orders.py", "file: shop.py"}
     assert len(marks) == PAGE.read_text().count("```python")
     assert sum(block.shown is not None for block in blocks()) == PAGE.read_text().count("```text")
 
@@ -86,7 +92,7 @@ def shown() -> list[str | None]:
 def test_the_file_is_a_job(
     page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = (block for block in blocks() if block.mark.startswith("file: "))
+    (block,) = (block for block in blocks() if block.mark == "file: orders.py")
     (tmp_path / block.mark.removeprefix("file: ")).write_text(block.code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -103,3 +109,36 @@ def test_the_file_is_a_job(
     ]
     assert first["n"] == len(inside) > 5
     assert first["total"] == pytest.approx(sum(inside))
+
+
+def at_a_prompt() -> list[Block]:
+    return [block for block in blocks() if not block.mark.startswith("file: ")]
+
+
+@pytest.mark.parametrize("block", at_a_prompt(), ids=lambda block: block.code.partition("\n")[0])
+def test_a_block_can_be_pasted(block: Block) -> None:
+    """A prompt takes a blank line for the end of a function, and wants one before what follows."""
+    waiting: list[str] = []
+    for line in [*block.code.splitlines(), ""]:
+        waiting.append(line)
+        if codeop.compile_command("\n".join(waiting), PAGE.name) is not None:
+            waiting.clear()
+    assert not waiting
+
+
+def test_the_page_at_a_python_prompt(tmp_path: Path) -> None:
+    """As someone would paste it who has no cluster: each block, then Enter."""
+    mine = [block for block in blocks() if not block.mark]
+    typed = "".join(f"{block.code}\nprint({END!r})\n" for block in mine)
+    ran = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input=typed,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert ran.returncode == 0
+    assert "Error" not in ran.stderr
+    printed = ran.stdout.split(END + "\n")[:-1]
+    assert printed == [block.shown or "" for block in mine]

@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from anabranch.cli.errors import Verbose
-from anabranch.cli.view import megabytes, seconds
 from anabranch.driver.endpoint import ask
 from anabranch.errors import ConfigError
+from anabranch.terminal.view import megabytes, seconds
 
 LOOK_S = 0.2  # while waiting
 
@@ -38,8 +38,9 @@ def status(job: JobArgument, as_json: Json = False, verbose: Verbose = False) ->
         return
     console = Console(highlight=False)
     _show_headline(console, found)
-    console.print(_operators(found))
-    console.print(_nodes(found))
+    if found["nodes"]:
+        console.print(_operators(found))
+        console.print(_nodes(found))
     for line in (*found["adjustments"], *found["recoveries"]):
         console.print(escape(line), soft_wrap=True)
     if found["decision"]:
@@ -49,7 +50,7 @@ def status(job: JobArgument, as_json: Json = False, verbose: Verbose = False) ->
 def scale(
     job: JobArgument,
     operator: Annotated[str, typer.Argument(help="A keyed operator.")],
-    parallelism: Annotated[int, typer.Argument(help="How many partitions it shall have.")],
+    parallelism: Annotated[int, typer.Argument(help="How many partitions it is to have.")],
     no_wait: NoWait = False,
     verbose: Verbose = False,
 ) -> None:
@@ -112,7 +113,8 @@ def _finish(job: Path, what: str, no_wait: bool, done: Callable[[Status], bool])
 
 
 def _show_headline(console: Console, found: Status) -> None:
-    parts = [found["topology"], found["phase"]]
+    doing = f" ({found['doing']})" if found["doing"] else ""
+    parts = [found["topology"], found["phase"] + doing]
     if found["adjusting"]:
         parts.append("adjusting")
     if found["slice"] is not None:

@@ -22,8 +22,8 @@ from anabranch.cli.drawing import (
     text,
     text_width,
 )
+from anabranch.model.graph import Kind, Operator
 from anabranch.model.plan import Chain, Plan, inputs_in_chain
-from anabranch.model.topology import Kind, Operator
 
 HEAD, ROW, PAD, INDENT = 38, 24, 8, 16  # of a chain's box: title, operator, margin, step
 FILLS = {Kind.SOURCE: "#d9f2e3", Kind.STATELESS: "white", Kind.KEYED: "#fde3cf", Kind.SINK: PALE}
@@ -66,14 +66,14 @@ def draw(plan: Plan) -> str:
     ]
     foot = layout.height + 34
     parts.append(text(16, foot, LEGEND, "start", f' fill="{INK}"'))
-    ops, chains = len(plan.topology.operators), len(plan.chains)
-    title = f"{plan.topology.name}: {ops} operators in {chains} chain{'s' if chains > 1 else ''}"
+    ops, chains = len(plan.graph.operators), len(plan.chains)
+    title = f"{plan.graph.name}: {ops} operators in {chains} chain{'s' if chains > 1 else ''}"
     return picture(title, max(layout.width, 32 + text_width(LEGEND)), foot + 16, parts)
 
 
 def _rows(plan: Plan, chain: Chain) -> dict[str, Row]:
     """Operators as a tree: each below, and indented from, the last one it reads from."""
-    ops = plan.topology.by_name
+    ops = plan.graph.by_name
     reads: dict[str, tuple[str, ...]] = {}
     below: dict[str | None, list[str]] = {}
     for name in chain.operators:

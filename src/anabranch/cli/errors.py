@@ -1,10 +1,13 @@
 """How the command line ends when something is wrong: one sentence and exit status 1.
 
-A stack trace is for whoever asks for it with `--verbose`; the sentence comes first even then.
+Only what cannot be explained is called a bug: not the operating system's refusals, not Ctrl-C (exit
+status 130), not a reader of our output that has gone (no word at all). A stack trace is for those
+who ask for it with `--verbose`; the sentence comes first even then.
 """
 
 from __future__ import annotations
 
+import errno
 import traceback
 from typing import Annotated, Any
 
@@ -13,8 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from anabranch.errors import AnabranchError, InvariantError
+from anabranch.errors import AnabranchError, InvariantError, StorageError
 
+INTERRUPTED = "interrupted; started again, a job goes on where it was"
 _VERBOSE = "anabranch.verbose"  # in the context's meta, which all commands of one call share
 
 
@@ -44,6 +48,13 @@ class Commands(TyperGroup):
             shown = error
         except typer.Abort:
             raise
+        except KeyboardInterrupt:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(INTERRUPTED)
+            raise typer.Exit(130) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # which ends the command without a word
+            shown = _refused(error)
         except Exception as error:
             if hasattr(error, "exit_code"):  # an exit, or a wrong option that Typer explains
                 raise
@@ -53,11 +64,29 @@ class Commands(TyperGroup):
         raise typer.Exit(1)
 
 
+def _refused(error: OSError) -> AnabranchError:
+    """What the operating system did not allow, where nothing of ours has said it better."""
+    hint = {
+        errno.ENOSPC: "free some space and start again",
+        errno.EDQUOT: "free some space and start again",
+        errno.EACCES: "check whose it is, and the rights of this user",
+        errno.EPERM: "check whose it is, and the rights of this user",
+        errno.EMFILE: "allow more open files (ulimit -n)",
+    }.get(error.errno or 0, "correct that and start again")
+    names = [str(n) for n in (error.filename, error.filename2) if n is not None]
+    where = f" ({', '.join(names)})" if names else ""
+    shown = StorageError(f"{error.strerror or error}{where}; {hint}")
+    shown.__cause__ = error
+    return shown
+
+
 def report(error: AnabranchError, verbose: bool) -> None:
     """Print the sentence to stderr; the rest only for bugs of ours and for those who ask."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(error.message)}")
     if isinstance(error, InvariantError):
+        for line in error.fields.get("story", ()):  # it may never happen again
+            console.print(f"  {escape(line)}")
         console.print("This is a bug in Anabranch; please report it with the trace of --verbose.")
     if not verbose:
         return

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
+import anabranch
 from anabranch.api import Topology
 from anabranch.errors import AnabranchError, ConfigError
 
@@ -42,8 +44,8 @@ def _import(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except AnabranchError:
-        raise
+    except AnabranchError as e:
+        raise type(e)(f"{e.message}{_line(e)}", **e.fields) from e
     except ModuleNotFoundError as e:
         missing = e.name or name
         if name == missing or name.startswith(missing + "."):
@@ -57,8 +59,23 @@ def _import(name: str) -> ModuleType:
         ) from e
     except Exception as e:
         raise ConfigError(
-            f"the module {name!r} raised {type(e).__name__} when it was imported: {e}", module=name
+            f"the module {name!r} raised {type(e).__name__} when it was imported: {e}{_line(e)}",
+            module=name,
         ) from e
+
+
+def _line(error: Exception) -> str:
+    """The line of the user's own code that led to it, for a message; nothing if there is none."""
+    here, ours = Path.cwd(), Path(anabranch.__file__).parent
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    mine = [
+        (path.relative_to(here), line)
+        for path, line in frames
+        if path.is_relative_to(here)
+        and not path.is_relative_to(ours)
+        and "site-packages" not in path.parts
+    ]
+    return f" ({mine[-1][0]}, line {mine[-1][1]})" if mine else ""
 
 
 def _attribute(module: ModuleType, name: str) -> object:
@@ -75,10 +92,10 @@ def _call(function: object, reference: str) -> object:
     assert callable(function)
     try:
         return function()
-    except AnabranchError:
-        raise
+    except AnabranchError as e:
+        raise type(e)(f"{e.message}{_line(e)}", **e.fields) from e
     except Exception as e:
+        told = f"{type(e).__name__}: {e}{_line(e)}"
         raise ConfigError(
-            f"{reference} was called without arguments and raised {type(e).__name__}: {e}",
-            reference=reference,
+            f"{reference} was called without arguments and raised {told}", reference=reference
         ) from e

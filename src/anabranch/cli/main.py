@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from anabranch import __version__
 from anabranch.api import describe as describe_topology
 from anabranch.cli.control import nodes as nodes_command
 from anabranch.cli.control import scale, status
-from anabranch.cli.demo import run_demo
 from anabranch.cli.describe import draw as draw_topology
-from anabranch.cli.elastic_demo import SECONDS, run_elastic_demo
 from anabranch.cli.errors import Commands, Verbose
 from anabranch.cli.loading import load_topology
 from anabranch.cli.plan_backups import plan_backups
 from anabranch.cli.plan_balance import plan_balance
 from anabranch.cli.plan_recovery import plan_recovery
 from anabranch.cli.recovery_times import describe_recovery
-from anabranch.cli.running import StopSignal, quiet_py4j, session_on, summarise, watch
 from anabranch.cli.sim import sim
 from anabranch.cli.state import state
-from anabranch.control.autoscaler import Autoscale
+from anabranch.control.policies.autoscale import Autoscale
+from anabranch.demos.elastic import SECONDS, run_elastic_demo
+from anabranch.demos.words import run_demo
+from anabranch.driver.options import RunOptions
 from anabranch.errors import ConfigError
-from anabranch.model.duration import parse_duration
-from anabranch.storage.files import explained
+from anabranch.spark.settings import pairs
+from anabranch.spark.starting import DEFAULT_MEMORY, DEFAULT_NODES, spark_session
+from anabranch.storage.files import directory, explained
+from anabranch.terminal.meter import Meter
+from anabranch.terminal.running import StopSignal, quiet_py4j, summarise, watch
+from anabranch.terminal.starting import Startup
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 app = typer.Typer(
     cls=Commands,
@@ -57,9 +67,24 @@ TopologyArgument = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"anabranch {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(verbose: Verbose = False) -> None:
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
     quiet_py4j()
+
+
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(RunOptions)}
 
 
 @app.command()
@@ -71,65 +96,137 @@ def run(
     ],
     nodes: Annotated[
         int, typer.Option(help="Nodes to start here, or executors to ask from --master.")
-    ] = 3,
-    slice: Annotated[str, typer.Option(help="How often a slice begins.")] = "1s",
-    checkpoint_interval: Annotated[
-        str, typer.Option(help="How often state is checkpointed.")
-    ] = "10s",
-    max_rows: Annotated[
-        int | None, typer.Option(help="Cut larger batches into slices of this many rows.")
-    ] = None,
+    ] = DEFAULT_NODES,
     master: Annotated[
         str | None, typer.Option(help="A Spark cluster, instead of one started here.")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Of each node, for Spark.")] = DEFAULT_MEMORY,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option(help="Of Maven, group:artifact:version. May be repeated."),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of Spark. May be repeated."),
+    ] = None,
+    slice: Annotated[str, typer.Option(help="How often a slice begins.")] = DEFAULTS["slice"],
+    checkpoint_interval: Annotated[
+        str, typer.Option(help="How often state is checkpointed.")
+    ] = DEFAULTS["checkpoint_interval"],
+    max_rows_per_slice: Annotated[
+        int | None,
+        typer.Option(
+            "--max-rows-per-slice",
+            "--max-rows",
+            help="Cut larger batches into slices of this many rows.",
+        ),
+    ] = DEFAULTS["max_rows_per_slice"],
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End when the data there is now is processed.")
+    ] = DEFAULTS["available_now"],
+    backups: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="all, sources, or an operator that keeps its output for recoveries; then it may "
+            "be repeated.",
+            show_default=DEFAULTS["backups"],
+        ),
     ] = None,
     recovery_bound: Annotated[
         str | None,
         typer.Option(help="Choose backups so that a lost node is back within this time."),
-    ] = None,
+    ] = DEFAULTS["recovery_bound"],
+    node_timeout: Annotated[
+        str, typer.Option(help="A node that is silent for so long counts as lost.")
+    ] = DEFAULTS["node_timeout"],
+    slice_timeout: Annotated[
+        str | None, typer.Option(help="A slice that takes longer ends the run.")
+    ] = DEFAULTS["slice_timeout"],
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the job choose its parallelism.")
-    ] = False,
+    ] = DEFAULTS["autoscale"],
     max_nodes: Annotated[
         int | None, typer.Option(help="… and the number of its nodes, up to this many.")
     ] = None,
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="End when the data there is now is processed.")
-    ] = False,
+    parallel_recovery: Annotated[
+        int, typer.Option(help="Partitions that a lost one is rebuilt as.")
+    ] = DEFAULTS["parallel_recovery"],
     drop_state: Annotated[
         list[str] | None,
         typer.Option(help="Give up the state of this operator, which is gone. May be repeated."),
     ] = None,
+    state_url: Annotated[
+        str | None,
+        typer.Option(help="Where the files of state go, such as s3://bucket/job."),
+    ] = DEFAULTS["state_url"],
+    strategy: Annotated[
+        str, typer.Option(help="For experiments: how another system would survive a loss.")
+    ] = DEFAULTS["strategy"],
     verbose: Verbose = False,
 ) -> None:
     """Run a topology and show what it does. Ctrl-C stops it gracefully, with a checkpoint."""
+    console = Console(highlight=False)
+    startup = Startup(console)
+    startup.tell(f"loading {topology}")
     loaded = load_topology(topology)
     compiled = loaded.plan()
-    for duration in (slice, checkpoint_interval, recovery_bound or "1s"):
-        parse_duration(duration)  # before a cluster is started for nothing
+    directory(checkpoint, "--checkpoint")
     if max_nodes is not None and not autoscale:
         raise ConfigError("--max-nodes is for --autoscale; give that, too")
-    scaling = Autoscale(max_nodes=max_nodes) if autoscale else False
-    console = Console(highlight=False)
-    where = master or f"a cluster of {nodes} nodes on this machine"
-    console.print(f"starting {loaded.name} on {where} …", soft_wrap=True)
+    session = spark_session(
+        master,
+        nodes=nodes,
+        memory=memory,
+        packages=packages or (),
+        name=loaded.name,
+        **pairs(conf or ()),
+    )
     stop = StopSignal()
-    with session_on(master, nodes, loaded.name) as spark, stop.installed():
-        job = loaded.start(
-            spark,
-            checkpoint=checkpoint,
-            slice=slice,
-            checkpoint_interval=checkpoint_interval,
-            max_rows_per_slice=max_rows,
-            available_now=available_now,
-            recovery_bound=recovery_bound,
-            autoscale=scaling,
-            drop_state=drop_state or (),
-        )
-        started = time.monotonic()
-        meter = watch(job, compiled, console, lambda _: stop.requested.is_set())
-        elapsed = time.monotonic() - started
+    with contextlib.ExitStack() as stack:
+
+        def started() -> SparkSession:
+            spark = stack.enter_context(session)
+            stack.enter_context(stop.installed())
+            return spark
+
+        with startup.shown():
+            job = loaded.start(
+                started,
+                checkpoint=checkpoint,
+                slice=slice,
+                checkpoint_interval=checkpoint_interval,
+                max_rows_per_slice=max_rows_per_slice,
+                available_now=available_now,
+                backups=_backups(backups),
+                recovery_bound=recovery_bound,
+                node_timeout=node_timeout,
+                slice_timeout=slice_timeout,
+                autoscale=Autoscale(max_nodes=max_nodes) if autoscale else False,
+                parallel_recovery=parallel_recovery,
+                drop_state=drop_state or (),
+                state_url=state_url,
+                strategy=strategy,
+            )
+        began = time.monotonic()
+
+        def is_over(meter: Meter) -> bool:
+            if meter.newest is not None and not startup.is_done:
+                startup.done()
+                console.print(startup.summary("the first slice"), soft_wrap=True)
+            return stop.requested.is_set()
+
+        meter = watch(job, compiled, console, is_over)
+        elapsed = time.monotonic() - began
     console.print(summarise(meter, elapsed), soft_wrap=True)
     console.print(f"checkpoint: {checkpoint.absolute()}", soft_wrap=True)
+
+
+def _backups(given: list[str] | None) -> str | list[str]:
+    """One word may be all or sources; several are operators."""
+    if not given:
+        default: str = DEFAULTS["backups"]
+        return default
+    return given[0] if given in (["all"], ["sources"]) else given
 
 
 @app.command()

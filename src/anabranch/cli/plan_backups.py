@@ -42,16 +42,16 @@ from anabranch.cli.drawing import (
 from anabranch.cli.loading import load_topology
 from anabranch.errors import PlanningError
 from anabranch.model.plan import Plan
-from anabranch.planning.backups import BackupPlan, BackupProblem, evaluate
-from anabranch.planning.backups_curve import tradeoff
-from anabranch.planning.backups_exact import replan_backups
-from anabranch.planning.backups_paper import (
+from anabranch.planning.backups.curve import tradeoff
+from anabranch.planning.backups.exact import replan_backups
+from anabranch.planning.backups.paper import (
     dag_backups,
     exhaustive_backups,
     line_backups,
     share_based_backups,
     tree_backups,
 )
+from anabranch.planning.backups.plan import BackupPlan, BackupProblem, evaluate
 from anabranch.planning.graph import TaskGraph
 from anabranch.storage.files import explained
 
@@ -105,7 +105,7 @@ def plan_backups(
         problem, existing = read_problem(file, bound)
     else:
         topology = load_topology(what).plan()
-        file = Path(topology.topology.name)
+        file = Path(topology.graph.name)
         problem = problem_of(topology, bound, t or [])
     plan = _plan(problem, algorithm, existing)
     console.print(_plan_table(problem, plan, existing))

@@ -27,16 +27,23 @@ from rich.table import Table
 
 from anabranch.cli.drawing import ACCENT, FAINT, INK, picture, text, text_width
 from anabranch.errors import PlanningError
-from anabranch.planning.balance import (
+from anabranch.planning.balance.baselines import plan_min_table, plan_mixed, plan_readj
+from anabranch.planning.balance.ftlb import plan_ftlb
+from anabranch.planning.balance.load import (
     BalancePlan,
     BalanceProblem,
     Limits,
     Planner,
     key_costs,
 )
-from anabranch.planning.balance_baselines import plan_min_table, plan_mixed, plan_readj
-from anabranch.planning.ftlb import plan_ftlb
-from anabranch.planning.routing import NONE, Floats, Sla, home_assignment, key_id, reassigned
+from anabranch.planning.balance.routing import (
+    NONE,
+    Floats,
+    Sla,
+    home_assignment,
+    key_id,
+    reassigned,
+)
 
 PLANNERS: dict[str, Planner] = {
     "ftlb": plan_ftlb,

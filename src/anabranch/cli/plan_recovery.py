@@ -34,8 +34,8 @@ from rich.table import Table
 
 from anabranch.cli.drawing import ACCENT, CHARACTER, FAINT, INK, picture, text
 from anabranch.errors import PlanningError
-from anabranch.planning.queries import RecoveryProblem, failure
-from anabranch.planning.recovery import (
+from anabranch.planning.recovery.exact import best_plan
+from anabranch.planning.recovery.order import (
     CPU_CAP,
     Node,
     PartialPlan,
@@ -46,7 +46,7 @@ from anabranch.planning.recovery import (
     plan_progressive,
     schedule_recovery,
 )
-from anabranch.planning.recovery_exact import best_plan
+from anabranch.planning.recovery.queries import RecoveryProblem, failure
 
 LEGEND = "red: query by query · grey: operator by operator, as if the nodes were one"
 MIN_NAME = 12  # characters that tell nodes apart; with room for fewer, their numbers do

@@ -16,7 +16,7 @@ from rich.table import Table
 from anabranch.cli.errors import Verbose
 from anabranch.errors import ConfigError
 from anabranch.storage.files import explained
-from anabranch.storage.state_reader import Checkpoint, inspect, read_state
+from anabranch.upgrade.state_reader import Checkpoint, inspect, read_state
 
 SHOWN_ROWS = 20  # without --limit
 

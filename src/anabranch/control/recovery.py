@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from anabranch.control.checkpoints import partition_key
+from anabranch.control.ledgers.checkpoints import partition_key
 from anabranch.model.ids import PartitionId
-from anabranch.model.mapping import Mapping
+from anabranch.model.placement import Placement
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import Cut, SlicePlan, SliceRecord
@@ -24,7 +24,7 @@ MAX_PART_ROWS = 4_000_000
 
 def plan_recovery(
     plan: Plan,
-    mapping: Mapping,
+    placement: Placement,
     lost: frozenset[PartitionId],
     cut: Cut | None,
     slices: Sequence[SlicePlan],
@@ -38,19 +38,19 @@ def plan_recovery(
     senders: set[PartitionId] = set()
     reads_log = False
     for chain in sorted(plan.node_chains, key=lambda c: -c.depth):
-        if not any(p in lost or p in shadows for p in mapping.partitions(chain.name)):
+        if not any(p in lost or p in shadows for p in placement.partitions(chain.name)):
             continue
         for edge in chain.inputs:
             reads_log |= plan.by_name[edge.source].is_source
-            for upstream in mapping.partitions(edge.source):
+            for upstream in placement.partitions(edge.source):
                 if upstream not in lost:
                     (senders if has_backups(upstream) else shadows).add(upstream)
     if not slices:
         shadows, senders = set(), set()
     return RecoveryPlan(
-        mapping=mapping,
+        placement=placement,
         cut=cut.slice if cut else 0,
-        files={p: files_of(p, mapping, cut) for p in lost | shadows | copied},
+        files={p: files_of(p, placement, cut) for p in lost | shadows | copied},
         restored=lost,
         shadows=frozenset(shadows),
         senders=frozenset(senders),
@@ -62,11 +62,11 @@ def plan_recovery(
     )
 
 
-def files_of(partition: PartitionId, mapping: Mapping, cut: Cut | None) -> tuple[str, ...]:
+def files_of(partition: PartitionId, placement: Placement, cut: Cut | None) -> tuple[str, ...]:
     """The cut's files that hold the partition's key groups, each old partition's in order."""
     if cut is None or partition.chain not in cut.groups:
         return ()
-    old, mine = cut.groups[partition.chain], mapping.groups[partition.chain]
+    old, mine = cut.groups[partition.chain], placement.groups[partition.chain]
     owners = sorted({o for o, m in zip(old, mine, strict=True) if m == partition.index})
     keys = [partition_key(PartitionId(partition.chain, o)) for o in owners]
     return tuple(f for k in keys for f in cut.files.get(k, ()))

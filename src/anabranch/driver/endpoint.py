@@ -3,7 +3,7 @@
 A Unix socket in the kernel's own namespace: it ends with the driver, and no file is left. Everybody
 on the machine can connect to it, so callers of another user, root aside, are turned away at once
 and hold nothing. Where it is and its key are in a file of the checkpoint directory that only its
-owner may read; whoever does not show the key in time is turned away before anything is read.
+owner may read; a caller that does not show the key in time is turned away before anything is read.
 Requests and answers are JSON.
 """
 
@@ -18,16 +18,21 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Protocol
 
+from anabranch.driver.status import JobStatus
 from anabranch.errors import AdjustmentError, AnabranchError
-from anabranch.node.wire import peer_user
+from anabranch.node.process.wire import peer_user
+from anabranch.storage.files import directory as named
 from anabranch.storage.files import explained
+from anabranch.storage.versions import format_of, other_format
 
 ENDPOINT = "control.json"
+FORMAT = 1
 ANSWER_S = 120.0  # a request waits for the slice, or the recovery, in hand
 MAX_REQUEST_BYTES = 65_536
 RETRY_S = 0.5
@@ -41,7 +46,7 @@ Answer = dict[str, Any]
 class Controlled(Protocol):
     """A job that can be asked."""
 
-    def status(self) -> Answer: ...
+    def status(self) -> JobStatus: ...
 
     def scale(self, operator: str, parallelism: int) -> None: ...
 
@@ -63,15 +68,24 @@ class Endpoint:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{self._name}")
         self._listener.listen(MAX_CALLERS)
-        where = {"socket": self._name, "key": self._key.hex(), "host": socket.gethostname()}
+        where = {
+            "format": FORMAT,
+            "socket": self._name,
+            "key": self._key.hex(),
+            "host": socket.gethostname(),
+        }
         _write_private(self._path, json.dumps(where))
         threading.Thread(target=self._listen, name="anabranch-control", daemon=True).start()
+
+    def answers_for(self, job: Controlled) -> None:
+        """Requests from now on are this job's."""
+        self._job = job
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         with contextlib.suppress(OSError):
             if self._name in self._path.read_text():  # not that of a driver that has taken over
                 self._path.unlink()
@@ -113,7 +127,7 @@ class Endpoint:
     def _do(self, request: Any) -> Answer:
         match request:
             case {"do": "status"}:
-                return self._job.status()
+                return asdict(self._job.status())
             case {"do": "scale", "operator": str(operator), "parallelism": int(parallelism)}:
                 self._job.scale(operator, parallelism)
             case {"do": "add_nodes", "count": int(count)}:
@@ -129,7 +143,7 @@ class Endpoint:
 
 def ask(directory: Path, request: Mapping[str, Any]) -> Answer:
     """The answer of the job that runs on a checkpoint directory; AdjustmentError if it refuses."""
-    path = directory / ENDPOINT
+    path = named(directory, "the checkpoint directory") / ENDPOINT
     if not path.is_file():
         raise AdjustmentError(
             f"no job is running on {directory}; give the checkpoint directory of one that is"
@@ -138,8 +152,10 @@ def ask(directory: Path, request: Mapping[str, Any]) -> Answer:
         text, owner = file.read(), os.fstat(file.fileno()).st_uid
     try:
         where = json.loads(text)
+        if (found := format_of(where)) != FORMAT:
+            raise AdjustmentError(f"{path} {other_format(found, FORMAT, 'ask the job with')}")
         name, key, host = where["socket"], bytes.fromhex(where["key"]), where["host"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise AdjustmentError(f"{path} is damaged; start the job again to have it anew") from None
     try:
         with _call(name, owner) as job:

@@ -9,37 +9,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.control.autoscaler import Autoscale
-from anabranch.control.strategies import STRATEGIES, Strategy
+from anabranch.control.remarks import Remarks
+from anabranch.control.settings import ControlConfig
+from anabranch.driver.options import RunOptions
 from anabranch.errors import ConfigError, TopologyError
 from anabranch.model.plan import Plan
-from anabranch.node.messages import JobSpec
-from anabranch.node.schemas import build_programs, fingerprint, infer_schemas
-from anabranch.operators.canonical import require_column
-from anabranch.operators.failing import DeadLetters
+from anabranch.node.arrow.job import JobSpec
+from anabranch.node.arrow.schemas import build_programs, fingerprint, infer_schemas
+from anabranch.operators.described import keeps_for_ever
+from anabranch.operators.rows.canonical import require_column
+from anabranch.operators.rows.failing import DeadLetters
+from anabranch.sinks import Parquet, Sink
 from anabranch.storage import checkpoint_store
 from anabranch.storage.identity import identify
-from anabranch.storage.sinks import Parquet, Sink
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """How to run a topology."""
-
-    checkpoint: Path
-    checkpoints: str = checkpoint_store.LOCAL  # the place of checkpoint files
-    slice_interval_ms: int = 1_000
-    checkpoint_interval_ms: int = 10_000
-    max_rows_per_slice: int | None = None
-    available_now: bool = False
-    backups: frozenset[str] | None = None  # operators that back up; None: all
-    recovery_bound_ms: int | None = None  # … or those that bring a lost node back within this
-    node_timeout_ms: int = 5_000  # silent for so long, a node counts as lost
-    slice_timeout_ms: int | None = None  # a slice that takes longer ends the run
-    autoscale: Autoscale | None = None
-    parallel_recovery: int = 1  # partitions that a lost one is rebuilt as
-    drop_state: tuple[str, ...] = ()  # operators that are gone, and their state with them
-    strategy: Strategy = STRATEGIES["ours"]
+from anabranch.storage.local import LocalStore
 
 
 @dataclass(frozen=True)
@@ -66,39 +49,74 @@ class Prepared:
 
 
 def prepare(
-    parts: JobParts, config: RunConfig, schemas: Mapping[str, pa.Schema], united: pa.Schema
+    parts: JobParts,
+    root: Path,
+    options: RunOptions,
+    schemas: Mapping[str, pa.Schema],
+    united: pa.Schema,
 ) -> Prepared:
     """Compile the job for the schemas of its sources and of their union; refuse what cannot run."""
     plan = parts.plan
-    outputs, inputs = infer_schemas(plan.topology, schemas, parts.sinks)
+    outputs, inputs = infer_schemas(plan.graph, schemas, parts.sinks)
     _check_event_times(parts.event_times, outputs)
-    _check_paths(parts.sinks)
-    root, place = config.checkpoint.absolute(), config.checkpoints
+    place = options.checkpoints
     fingerprinted = fingerprint(plan, inputs)
-    identity = identify(root)  # the first thing written: all refusals come before
+    identity = identify(LocalStore(root))  # the first thing written: all refusals come before
     spec = JobSpec(
-        name=plan.topology.name,
+        name=plan.graph.name,
         identity=identity,
         programs=build_programs(plan, outputs, inputs),
         sinks=parts.sinks,
         root=str(root),
         # At a store, jobs that were given the same URL write beside each other.
         checkpoints=f"{place}/{identity.job}" if checkpoint_store.is_url(place) else place,
-        key_groups=plan.topology.key_groups,
-        max_rows_per_slice=config.max_rows_per_slice,
+        key_groups=plan.graph.key_groups,
+        max_rows_per_slice=options.max_rows_per_slice,
         event_times=parts.event_times,
     )
-    dead = (o.name for o in plan.topology.operators if isinstance(o.kernel, DeadLetters))
+    dead = (o.name for o in plan.graph.operators if isinstance(o.kernel, DeadLetters))
     return Prepared(spec, fingerprinted, tuple(schemas), united, next(dead, None))
 
 
+def control_config(parts: JobParts, options: RunOptions) -> ControlConfig:
+    """What decisions depend on."""
+    bound_ms = options.recovery_bound_ms
+    return ControlConfig(
+        checkpoint_interval_ms=options.checkpoint_interval_ms,
+        watermark_delays_us=parts.watermark_delays_us,
+        idle_timeouts_ms=parts.idle_timeouts_ms,
+        backups=backup_chains(parts.plan, options.backing_up),
+        recovery_bound_s=None if bound_ms is None else bound_ms / 1000,
+        slice_interval_ms=options.slice_interval_ms,
+        autoscale=options.autoscaling,
+        parallel_recovery=options.parallel_recovery,
+        strategy=options.survival,
+    )
+
+
+def remarks_for(spec: JobSpec, interval_ms: int | None, dead_letters: str | None) -> Remarks:
+    """What to watch a job for; `interval_ms` is that of batches, if they come by the clock."""
+    operators = {n: o for p in spec.programs.values() for n, o in p.operators.items()}
+    return Remarks(
+        interval_ms=interval_ms,
+        endless=frozenset(
+            p.chain.name
+            for p in spec.programs.values()
+            # Only the size of a whole chain is known: beside a window, it may be that one's.
+            if p.stateful and all(keeps_for_ever(p.operators[n].kernel) for n in p.stateful)
+        ),
+        wanted=frozenset(p for o in operators.values() if o.gives_late for p in o.producers),
+        dead_letters=dead_letters,
+    )
+
+
 def backup_chains(plan: Plan, operators: frozenset[str] | None) -> frozenset[str] | None:
-    """The chains that keep their output, for the operators that shall back up."""
+    """The chains that keep their output, for the operators that are to back up."""
     if operators is None:
         return None
-    unknown = operators - {o.name for o in plan.topology.operators}
+    unknown = operators - {o.name for o in plan.graph.operators}
     if unknown:
-        known = ", ".join(o.name for o in plan.topology.operators)
+        known = ", ".join(o.name for o in plan.graph.operators)
         raise ConfigError(
             f"backups names {', '.join(sorted(unknown))}, which is no operator of this topology; "
             f"it has {known}"
@@ -117,7 +135,7 @@ def _check_event_times(columns: Mapping[str, str], outputs: Mapping[str, pa.Sche
             )
 
 
-def _check_paths(sinks: Mapping[str, Sink]) -> None:
+def check_paths(sinks: Mapping[str, Sink]) -> None:
     """Two sinks in one directory would take each other's slices for their own."""
     owners: dict[Path, str] = {}
     for name, sink in sinks.items():

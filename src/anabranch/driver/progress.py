@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from anabranch.model.mapping import Mapping as PartitionMapping
+from anabranch.model.placement import Placement
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import SlicePlan
 
@@ -39,9 +38,7 @@ class Progress:
     rows_by_sink: Mapping[str, int] = field(default_factory=dict)
     late_by_operator: Mapping[str, int] = field(default_factory=dict)
     dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    cpu_by_operator: Mapping[str, float] = field(default_factory=dict)  # chain → seconds
 
 
 @dataclass
@@ -78,7 +75,7 @@ def summarise(
     reports: Sequence[NodeReport],
     seconds: float,
     ended_ms: int,
-    mapping: PartitionMapping,
+    placement: Placement,
     checkpoint: tuple[int, float | None],
 ) -> Progress:
     """Add up what the nodes reported."""
@@ -90,6 +87,7 @@ def summarise(
     late: dict[str, int] = {}
     dead: dict[str, int] = {}
     state: dict[str, tuple[int, int]] = {}
+    cpu: dict[str, float] = {}
     for source in sources:
         _add(by_source, source.rows)
         _add(by_operator, source.rows_by_operator)
@@ -102,6 +100,7 @@ def summarise(
         _add(dead, report.dead_by_operator)
         rows, size = state.get(partition.chain, (0, 0))
         state[partition.chain] = (rows + report.state_rows, size + report.state_bytes)
+        cpu[partition.chain] = cpu.get(partition.chain, 0.0) + report.cpu_s
     return Progress(
         slice=plan.number,
         batch=plan.batch,
@@ -123,10 +122,11 @@ def summarise(
         checkpoint_slice=checkpoint[0],
         checkpoint_age_s=checkpoint[1],
         cpu_s=sum(x.cpu_s for _, x in partitions) + sum(s.cpu_s for s in sources),
-        nodes={r.node: (r.pid, r.memory_bytes, len(mapping.hosted_by(r.node))) for r in reports},
+        nodes={r.node: (r.pid, r.memory_bytes, len(placement.hosted_by(r.node))) for r in reports},
         rows_by_sink=by_sink,
         late_by_operator=late,
         dead_by_operator=dead,
+        cpu_by_operator=cpu,
     )
 
 

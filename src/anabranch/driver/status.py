@@ -1,13 +1,14 @@
-"""The state of a running job as plain data, for whoever asks through the endpoint."""
+"""What a running job does, as values: for `Job.status`, and for those who ask its endpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from anabranch.control.controller import Controller, Phase
-from anabranch.driver.actions import Actions
+from anabranch.driver.history import History
 from anabranch.driver.progress import Progress
+from anabranch.driver.starting import newest_phase
 from anabranch.model.ids import NodeId
 from anabranch.model.plan import Plan
 
@@ -23,33 +24,78 @@ _PHASES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorStatus:
+    """Operators that run in one place, as a chain. `cpu` is in shares of a core, of all partitions
+    together; None before the first measurement under a placement."""
+
+    operators: tuple[str, ...]
+    partitions: int
+    state_rows: int
+    state_bytes: int
+    cpu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node that is ready; `pid` is that of its process, once a slice has run."""
+
+    node: str
+    host: str
+    pid: int | None
+    partitions: int
+    memory_bytes: int
+    cpu: float | None
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a job does. Asked in the middle of a slice, it says what was true of the last one."""
+
+    topology: str
+    phase: str  # starting, running, recovering, waiting for a node, stopping or ended
+    doing: str | None = None  # while it starts
+    adjusting: bool = False
+    slice: int | None = None  # the newest
+    rows_per_s: float = 0.0  # of the last ten seconds
+    slice_s: float | None = None  # that the newest slice took
+    interval_s: float = 0.0  # of slices
+    operators: tuple[OperatorStatus, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    adjustments: tuple[str, ...] = ()  # the newest few, in words
+    recoveries: tuple[str, ...] = ()
+    decision: str | None = None  # of the autoscaler, the newest
+
+
 def status(
     plan: Plan,
     controller: Controller,
-    actions: Actions,
+    history: History,
     slice_interval_ms: int,
     hosts: Mapping[NodeId, str],
     now_ms: int,
-) -> dict[str, Any]:
-    """Everything. It may be asked in the middle of a slice: what it shows is that of the last.
-    CPU is in shares of a core, and None before the first measurement under a mapping."""
-    slices = list(actions.progress)
+) -> JobStatus:
+    """Everything."""
+    slices = list(history.progress)
     newest = slices[-1] if slices else None
-    decision = actions.decisions[-1] if actions.decisions else None
-    return {
-        "topology": plan.topology.name,
-        "phase": _PHASES[controller.phase],
-        "adjusting": controller.adjusting,
-        "slice": newest.slice if newest else None,
-        "rows_per_s": _rate(slices, now_ms),
-        "slice_s": newest.seconds if newest else None,
-        "interval_s": slice_interval_ms / 1000,
-        "operators": _operators(plan, controller, newest),
-        "nodes": _nodes(controller, newest, hosts),
-        "adjustments": [str(a) for a in actions.adjustments[-SHOWN:]],
-        "recoveries": [str(r) for r in actions.recoveries[1:][-SHOWN:]],
-        "decision": None if decision is None else str(decision),
-    }
+    starting = newest is None and controller.phase in (Phase.RECOVERING, Phase.RUNNING)
+    decision = history.decisions[-1] if history.decisions else None
+    return JobStatus(
+        topology=plan.graph.name,
+        phase="starting" if starting else _PHASES[controller.phase],
+        doing=newest_phase() if starting else None,
+        adjusting=controller.adjusting,
+        slice=newest.slice if newest else None,
+        rows_per_s=_rate(slices, now_ms),
+        slice_s=newest.seconds if newest else None,
+        interval_s=slice_interval_ms / 1000,
+        operators=_operators(plan, controller, newest),
+        nodes=_nodes(controller, newest, hosts),
+        adjustments=tuple(str(a) for a in history.adjustments[-SHOWN:]),
+        recoveries=tuple(str(r) for r in history.recoveries[1:][-SHOWN:]),
+        decision=None if decision is None else str(decision),
+    )
 
 
 def _rate(slices: Iterable[Progress], now_ms: int) -> float:
@@ -60,40 +106,38 @@ def _rate(slices: Iterable[Progress], now_ms: int) -> float:
     return sum(s.rows_in for s in recent) / seconds
 
 
-def _operators(plan: Plan, controller: Controller, newest: Progress | None) -> list[dict[str, Any]]:
-    mapping, measured = controller.mapping, list(controller.load.measured)
-    found = []
-    for chain in plan.node_chains:
-        partitions = mapping.partitions(chain.name) if mapping else []
-        state = newest.state_by_operator.get(chain.name) if newest else None
-        found.append(
-            {
-                "operators": list(chain.operators),
-                "partitions": len(partitions),
-                "state_rows": state[0] if state else 0,
-                "state_bytes": state[1] if state else 0,
-                "cpu": measured[-1].of_chain(chain.name) if measured else None,
-            }
+def _operators(
+    plan: Plan, controller: Controller, newest: Progress | None
+) -> tuple[OperatorStatus, ...]:
+    placement, measured = controller.placement, list(controller.load.measured)
+    state = newest.state_by_operator if newest else {}
+    return tuple(
+        OperatorStatus(
+            chain.operators,
+            len(placement.partitions(chain.name)) if placement else 0,
+            *state.get(chain.name, (0, 0)),
+            cpu=measured[-1].of_chain(chain.name) if measured else None,
         )
-    return found
+        for chain in plan.node_chains
+    )
 
 
 def _nodes(
     controller: Controller, newest: Progress | None, hosts: Mapping[NodeId, str]
-) -> list[dict[str, Any]]:
-    mapping, measured = controller.mapping, list(controller.load.measured)
+) -> tuple[NodeStatus, ...]:
+    placement, measured = controller.placement, list(controller.load.measured)
     found = []
     for node in controller.nodes:
         pid, memory, _ = newest.nodes.get(node, (None, 0, 0)) if newest else (None, 0, 0)
         found.append(
-            {
-                "node": node,
-                "host": hosts.get(node, ""),
-                "pid": pid,
-                "partitions": len(mapping.hosted_by(node)) if mapping else 0,
-                "memory_bytes": memory,
-                "cpu": measured[-1].nodes.get(node, 0.0) if measured else None,
-                "draining": node in controller.draining,
-            }
+            NodeStatus(
+                node=node,
+                host=hosts.get(node, ""),
+                pid=pid,
+                partitions=len(placement.hosted_by(node)) if placement else 0,
+                memory_bytes=memory,
+                cpu=measured[-1].nodes.get(node, 0.0) if measured else None,
+                draining=node in controller.draining,
+            )
         )
-    return found
+    return tuple(found)

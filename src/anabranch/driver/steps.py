@@ -17,9 +17,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from anabranch.control.controller import Controller, Phase
-from anabranch.driver.actions import Actions, Waves
+from anabranch.driver.clock import Clock
+from anabranch.driver.effects import Effects
+from anabranch.driver.history import History
 from anabranch.driver.progress import Progress
 from anabranch.errors import (
     AdjustmentError,
@@ -28,6 +31,7 @@ from anabranch.errors import (
     InvariantError,
     StorageError,
 )
+from anabranch.model.commands import Command, FinishBatch
 from anabranch.model.events import DrainRequested, Event, NodesLost, ScaleRequested
 
 log = logging.getLogger("anabranch")
@@ -35,15 +39,25 @@ RESTART = "start the job again with the same checkpoint directory, nothing commi
 Observer = Callable[[Progress], None]
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the one who brought an event wants to know of its step."""
+
+    finished_batch: int | None = None
+
+
 class Steps:
     """Feeds the controller and carries out what it says; `error` is what ended the run, if not
     its own end."""
 
-    def __init__(self, controller: Controller, actions: Actions, waves: Waves) -> None:
+    def __init__(
+        self, controller: Controller, effects: Effects, history: History, clock: Clock
+    ) -> None:
         self._controller = controller
-        self._actions = actions
-        self._waves = waves
-        self._turns = Turns()
+        self._effects = effects
+        self._history = history
+        self._clock = clock
+        self.turns = Turns()
         self._later: deque[Event] = deque()  # from within the step in hand
         self._telling = threading.Lock()
         self._complained: set[Observer] = set()
@@ -55,64 +69,73 @@ class Steps:
         """Has the run come to its end, good or bad?"""
         return self.error is not None or self._controller.phase is Phase.ENDED
 
-    def take(self, event: Event, wait: bool = True) -> bool:
-        """Handle an event in its turn. False if that has not happened: it comes from within a
+    def take(self, event: Event, wait: bool = True) -> Step | None:
+        """Handle an event in its turn. None if that has not happened: it comes from within a
         step, which ends first; or another thread's step is in hand, and this does not `wait`.
 
         Raises AdjustmentError when a request is refused, and the error that ends the run.
         """
-        if self._turns.mine:
+        if self.turns.mine:
             self._later.append(event)
-            return False
-        if not self._turns.take(wait):
-            return False
+            return None
+        if not self.turns.take(wait):
+            return None
         try:
             try:
-                self._step(event)
+                step = self._step(event)
                 while self._later:
                     self._step_later(self._later.popleft())
             finally:
-                self._turns.give_back()
+                self.turns.give_back()
         finally:
             self._tell()
-        return True
+        return step
 
     def abort(self, error: AnabranchError) -> None:
         """End the run, unless it is over, once the step in hand is done; no other one begins."""
-        self._turns.take()
+        self.turns.take()
         try:
             if not self.over:
                 self.error = error
         finally:
-            self._turns.give_back()
+            self.turns.give_back()
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Event) -> Step:
         if self.over:
             if isinstance(event, ScaleRequested | DrainRequested):
                 raise AdjustmentError("the job has ended; start it again to change it")
-            return
-        if isinstance(event, NodesLost):
-            self._actions.heard(event)
+            return Step()
+        finished = None
         doing, todo = type(event).__name__, None
         try:
-            self._actions.check()  # a driver that was replaced ends, also when it has nothing to do
-            todo = deque(self._controller.handle(event, self._actions.wall_ms()))
+            self._effects.check()  # a driver that was replaced ends, also when it has nothing to do
+            todo = deque(self._handle(event))
             while todo:
                 command = todo.popleft()
                 doing = type(command).__name__
-                caused = self._actions.execute(command, self._waves)
+                caused = self._effects.execute(command)
                 if caused is not None:
-                    todo.extend(self._controller.handle(caused, self._actions.wall_ms()))
+                    todo.extend(self._handle(caused))
+                if isinstance(command, FinishBatch):
+                    finished = command.batch
         except Exception as e:
             if todo is None and isinstance(e, AdjustmentError):
                 raise  # a refusal: nothing has changed
             self.error = e if isinstance(e, AnabranchError) else _explained(e, doing)
+            if isinstance(self.error, InvariantError):
+                self.error.told(self._controller.story.told())
             if self.error is e:
                 raise
             raise self.error from e
         except BaseException as e:
             self.error = _explained(e, doing)
             raise
+        return Step(finished)
+
+    def _handle(self, event: Event) -> list[Command]:
+        if isinstance(event, NodesLost):
+            self._effects.heard(event)
+        return self._controller.handle(event, self._clock.wall_ms())
 
     def _step_later(self, event: Event) -> None:
         try:
@@ -122,7 +145,7 @@ class Steps:
 
     def _tell(self) -> None:
         """Call the observers, one slice after the other; if a thread is at it, it tells all."""
-        untold = self._actions.untold
+        untold = self._history.untold
         while untold and self._telling.acquire(blocking=False):
             try:
                 while untold:
@@ -159,6 +182,11 @@ class Turns:
         self._waiting: deque[threading.Event] = deque()
         self._taken = False
         self._owner: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many ask for a turn, besides the one that has it."""
+        return len(self._waiting)
 
     @property
     def mine(self) -> bool:

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from anabranch.generators.base import TIME, Floats, Generator, Ints, pick
-from anabranch.model.mapping import even_groups
-from anabranch.model.topology import DEFAULT_KEY_GROUPS
-from anabranch.operators.hashing import key_groups
-from anabranch.planning.key_histories import shifted, zipf_counts
+from anabranch.model.graph import DEFAULT_KEY_GROUPS
+from anabranch.model.placement import even_groups
+from anabranch.operators.rows.hashing import key_groups
+from anabranch.planning.workloads.key_histories import shifted, zipf_counts
 
 VALUES = 1_000  # values are 0 to 999
 

@@ -1,1 +1,1 @@
-"""Frozen values: ids, topology, plan, mapping, slices, events and commands."""
+"""Frozen values: ids, topology, plan, placement, slices, events and commands."""

@@ -6,13 +6,13 @@ been exposed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Layout, Mapping
+from anabranch.model.placement import Layout, Placement
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Staged
 from anabranch.model.scaling import Decision
@@ -36,7 +36,7 @@ class PreparePartitions:
 
 @dataclass(frozen=True, slots=True)
 class RequestNodes:
-    """Ask the cluster for so many more nodes; whether and when they come is its own affair."""
+    """Ask the cluster for further nodes; whether and when they come is its own affair."""
 
     count: int
 
@@ -50,11 +50,13 @@ class ReleaseNodes:
 
 @dataclass(frozen=True, slots=True)
 class RunSlice:
-    """Run one slice on every node, as one Spark job. Backups up to `trim` are not needed."""
+    """Run one slice on every node, as one job. Backups up to `trim` are not needed. A live slice
+    has the `rows` that its batch came with."""
 
     plan: SlicePlan
     trim: int
     backups: frozenset[PartitionId] | None = None  # who backs up from this slice on; None: all
+    rows: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +77,18 @@ class ExposeSlice:
 @dataclass(frozen=True, slots=True)
 class WriteHead:
     """Begin a new journal file: the cuts a restart begins with, the slices after the older one,
-    the mapping and every epoch ever given out. Written before anything of it is used.
+    the placement and every epoch ever given out. Written before anything of it is used.
 
-    `layout` is what a restart routes by; `layouts`, by version of the mapping, what slices ran
+    `layout` is what a restart routes by; `layouts`, by version of the placement, what slices ran
     under that had another one."""
 
     cut: Cut | None
     previous: Cut | None
     slices: tuple[SliceRecord, ...]
-    mapping: Mapping
-    epochs: MappingOf[PartitionId, int]
+    placement: Placement
+    epochs: Mapping[PartitionId, int]
     layout: Layout
-    layouts: MappingOf[int, Layout]
+    layouts: Mapping[int, Layout]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class TrimStorage:
 
 @dataclass(frozen=True, slots=True)
 class FinishBatch:
-    """Let the Spark query commit the batch's offsets."""
+    """Tell the one who offered the batch that it is done: Spark's query commits its offsets."""
 
     batch: int
 
@@ -109,7 +111,7 @@ class NoteBackups:
     """Another set of partitions backs up from the next slice on, to keep the recovery bound."""
 
     backups: frozenset[PartitionId]
-    predicted_s: MappingOf[PartitionId, float]
+    predicted_s: Mapping[PartitionId, float]
     problem: str
 
 
@@ -118,7 +120,7 @@ class NoteDecision:
     """The autoscaler decided something; `memory` is what it should know after a restart."""
 
     decision: Decision
-    memory: MappingOf[str, Any]
+    memory: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

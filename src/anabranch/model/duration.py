@@ -27,6 +27,8 @@ _NAMES = {
 }
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
+Duration = str | timedelta
+
 
 def parse_duration(text: str | timedelta) -> timedelta:
     """A number and a unit (us, ms, s, m, h, d); a timedelta is returned as it is."""
@@ -42,6 +44,15 @@ def parse_duration(text: str | timedelta) -> timedelta:
             duration=text,
         )
     return float(match[1]) * unit
+
+
+def spoken(us: int) -> str:
+    """Microseconds in the largest unit that leaves no fraction, as `parse_duration` takes them."""
+    for unit, length in reversed(_UNITS.items()):
+        count, rest = divmod(us, microseconds(length))
+        if not rest and count:
+            return f"{count}{unit}"
+    return f"{us}us" if us else "0s"
 
 
 def microseconds(duration: timedelta) -> int:

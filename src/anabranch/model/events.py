@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from anabranch.errors import AnabranchError
 from anabranch.model.ids import NodeId
@@ -39,7 +40,7 @@ class NodesLost:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsRecovered:
-    """A recovery, or a part of it, ended and every node of its mapping reported."""
+    """A recovery, or a part of it, ended and every node of its placement reported."""
 
     reports: tuple[NodeReport, ...]
     now_ms: int
@@ -81,10 +82,11 @@ class DrainRequested:
 @dataclass(frozen=True, slots=True)
 class BatchArrived:
     """The Spark query offers a batch of rows, and again after every slice of it, until it is
-    finished."""
+    finished. The `rows` are the cluster's own: nobody else looks at them."""
 
     batch: int
     now_ms: int
+    rows: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class SliceRan:
     source_tasks: int
     reports: tuple[NodeReport, ...]
     now_ms: int
+    # Has every source task logged its rows? One that failed has not, and its failure may be lost.
+    logged: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.progress import Clocks, event_clocks
-from anabranch.model.topology import Kind, Operator, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Plan:
-    """The topology, compiled; chains in topological order."""
+    """The graph, compiled; chains in topological order."""
 
-    topology: Topology
+    graph: Graph
     chains: tuple[Chain, ...]
     clocks: Clocks = field(default_factory=dict)  # of operators that other operators keep waiting
 
@@ -71,7 +71,7 @@ class Plan:
     @cached_property
     def repeatable(self) -> bool:
         """Does a replay give the same rows? Source chains do not count: their rows are logged."""
-        ops = self.topology.by_name
+        ops = self.graph.by_name
         return all(ops[o].deterministic for c in self.node_chains for o in c.operators)
 
     @property
@@ -80,17 +80,17 @@ class Plan:
         return max(1, *(c.depth for c in self.chains))
 
 
-def compile_plan(topology: Topology) -> Plan:
+def compile_plan(graph: Graph) -> Plan:
     """Group operators into chains, draw the shuffles between them, number the waves."""
-    ops = topology.by_name
-    roots = _roots(topology)
-    chain_of = _fuse(topology, roots)
+    ops = graph.by_name
+    roots = _roots(graph)
+    chain_of = _fuse(graph, roots)
     members: dict[str, list[str]] = {}
-    for op in topology.operators:
+    for op in graph.operators:
         homes = dict.fromkeys(chain_of[r] for r in roots[op.name])
         for home in homes:
             members.setdefault(home, []).append(op.name)
-    edges = _edges(topology, chain_of, members)
+    edges = _edges(graph, chain_of, members)
     depths = _depths(list(members), edges)
     chains = [
         Chain(
@@ -105,13 +105,13 @@ def compile_plan(topology: Topology) -> Plan:
         for name, names in members.items()
     ]
     ordered = tuple(sorted(chains, key=lambda c: c.depth))
-    return Plan(topology, ordered, event_clocks(topology))
+    return Plan(graph, ordered, event_clocks(graph))
 
 
-def _roots(topology: Topology) -> dict[str, tuple[str, ...]]:
+def _roots(graph: Graph) -> dict[str, tuple[str, ...]]:
     """Per operator, the sources and keyed operators it hangs on through stateless ones only."""
     roots: dict[str, tuple[str, ...]] = {}
-    for op in topology.operators:
+    for op in graph.operators:
         if op.kind in (Kind.SOURCE, Kind.KEYED):
             roots[op.name] = (op.name,)
         else:
@@ -119,42 +119,42 @@ def _roots(topology: Topology) -> dict[str, tuple[str, ...]]:
     return roots
 
 
-def _keeps_key(topology: Topology, producer: str) -> bool:
+def _keeps_key(graph: Graph, producer: str) -> bool:
     """Does the path from the roots to `producer` keep the columns that are the key?"""
-    op = topology.by_name[producer]
+    op = graph.by_name[producer]
     if op.kind is Kind.KEYED:
         return True
     if op.kind is Kind.SOURCE or not op.keeps_columns:
         return False
-    return all(_keeps_key(topology, p) for p in op.producers)
+    return all(_keeps_key(graph, p) for p in op.producers)
 
 
-def _fuse(topology: Topology, roots: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def _fuse(graph: Graph, roots: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Root → name of its chain, after fusing keyed operators that share key and parallelism."""
-    ops = topology.by_name
+    ops = graph.by_name
     chain_of = {r: r for rs in roots.values() for r in rs}
-    for op in topology.operators:
+    for op in graph.operators:
         if op.kind is not Kind.KEYED:
             continue
         above = {r for p in op.producers for r in roots[p]}
-        fits = all(_keeps_key(topology, p) for p in op.producers) and all(
+        fits = all(_keeps_key(graph, p) for p in op.producers) and all(
             ops[r].keys == op.keys and ops[r].parallelism == op.parallelism for r in above
         )
         if not fits:
             continue
         joined = {chain_of[r] for r in above} | {op.name}
-        first = min(joined, key=lambda n: [o.name for o in topology.operators].index(n))
+        first = min(joined, key=lambda n: [o.name for o in graph.operators].index(n))
         merged = {r: first if c in joined else c for r, c in chain_of.items()}
-        if _acyclic(topology, roots, merged):
+        if _acyclic(graph, roots, merged):
             chain_of = merged
     return chain_of
 
 
 def _acyclic(
-    topology: Topology, roots: Mapping[str, tuple[str, ...]], chain_of: Mapping[str, str]
+    graph: Graph, roots: Mapping[str, tuple[str, ...]], chain_of: Mapping[str, str]
 ) -> bool:
     above: dict[str, set[str]] = {c: set() for c in chain_of.values()}
-    for op in topology.operators:
+    for op in graph.operators:
         if op.kind is Kind.KEYED:
             here = chain_of[op.name]
             above[here] |= {chain_of[r] for p in op.producers for r in roots[p]} - {here}
@@ -165,10 +165,10 @@ def _acyclic(
 
 
 def _edges(
-    topology: Topology, chain_of: Mapping[str, str], members: Mapping[str, list[str]]
+    graph: Graph, chain_of: Mapping[str, str], members: Mapping[str, list[str]]
 ) -> list[Edge]:
     edges: list[Edge] = []
-    for op in topology.operators:
+    for op in graph.operators:
         if op.kind is not Kind.KEYED:
             continue
         target = chain_of[op.name]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from anabranch.errors import TopologyError
-from anabranch.model.topology import Hold, Kind, Operator, Topology
+from anabranch.model.graph import Graph, Hold, Kind, Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +31,34 @@ class Promise:
 Clocks = Mapping[str, tuple[Promise, ...]]
 
 
-def event_clocks(topology: Topology) -> Clocks:
+def event_clocks(graph: Graph) -> Clocks:
     """The promises to every operator that reads what time made another emit; all other operators
     go by the sources' watermark. Raises TopologyError where nothing bounds the times of a column.
     """
     clocks = {}
-    for op in topology.operators:
+    for op in graph.operators:
         if op.kind is not Kind.KEYED:
             continue
-        found = (p for name in op.producers for p in _promises(topology, op, name, op.time))
+        found = (p for name in op.producers for p in _promises(graph, op, name, op.time))
         promises = tuple(dict.fromkeys(found))
         if any(p.operator is not None for p in promises):
             clocks[op.name] = promises
     return clocks
 
 
-def _promises(
-    topology: Topology, reader: Operator, name: str, column: str | None
-) -> Iterator[Promise]:
+def _promises(graph: Graph, reader: Operator, name: str, column: str | None) -> Iterator[Promise]:
     """What bounds the times in `column` of what operator `name` emits; None: in any column."""
-    op = topology.by_name[name]
+    op = graph.by_name[name]
     if op.kind is Kind.SOURCE:
         yield Promise()
     elif op.holds:
         yield Promise(name, _hold(reader, op, column))
     else:
         # Late rows are rows that their producer was given.
-        above = topology.by_name[op.producers[0]] if op.gives_late else op
+        above = graph.by_name[op.producers[0]] if op.gives_late else op
         kept = column if above is not op or op.keeps_columns or column in op.keys else None
         for producer in above.producers:
-            yield from _promises(topology, reader, producer, kept)
+            yield from _promises(graph, reader, producer, kept)
 
 
 def _hold(reader: Operator, op: Operator, column: str | None) -> Hold:

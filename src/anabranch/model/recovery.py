@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingOf
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping
+from anabranch.model.placement import Placement
 from anabranch.model.slices import SlicePlan
+
+
+class Cause(Enum):
+    """Why partitions are rebuilt."""
+
+    START = "start"
+    NODES_LOST = "nodes lost"
+    NODES_CAME = "nodes came, when none was left"
+    PROCESS_REPLACED = "node process replaced"
+    INPUT_LACKED = "input lacked"  # a partition was not there, or packets were lost
+    RECOVERY_LACKED = "recovery incomplete"
+    CHECKPOINT_TORN = "checkpoint unreadable"
+    ADJUSTMENT = "adjustment"  # nothing was lost: the placement changes
+
+    @property
+    def concerns_nodes(self) -> bool:
+        """Must the nodes hear of the job though no partition may be lost? Otherwise there is
+        something to do only for partitions and nodes that are lost."""
+        return self not in (Cause.NODES_LOST, Cause.INPUT_LACKED)
 
 
 @dataclass(frozen=True)
 class RecoveryPlan:
     """Which partitions are restored where, and what they replay. A start restores all of them.
 
-    `restored` are rebuilt for good under the new mapping; `shadows` are copies of healthy
+    `restored` are rebuilt for good under the new placement; `shadows` are copies of healthy
     partitions, rebuilt beside them only to produce once more what they did not back up; `senders`
     are healthy partitions that send their backups. All begin after slice `cut` and end, equal to
     the healthy ones, after the last of `slices`.
     """
 
-    mapping: Mapping
+    placement: Placement
     cut: int
-    files: MappingOf[PartitionId, tuple[str, ...]]  # checkpoint files, oldest first
+    files: Mapping[PartitionId, tuple[str, ...]]  # checkpoint files, oldest first
     restored: frozenset[PartitionId]
     shadows: frozenset[PartitionId]
     senders: frozenset[PartitionId]
@@ -33,9 +53,15 @@ class RecoveryPlan:
     # A long replay comes in several parts; the first one installs.
     part: int = 0
     more: bool = False  # parts follow
-    adjustment: str = ""  # what is adjusted, where nothing was lost
+    cause: Cause = Cause.START
+    what: str = ""  # of an adjustment: what it changes
     copied: frozenset[PartitionId] = frozenset()  # get a copy, from the cut; nothing is replayed
     promoted: frozenset[PartitionId] = frozenset()  # their copies take their place as they are
+
+    @property
+    def adjusts(self) -> bool:
+        """Is it an online adjustment, and no recovery from a loss?"""
+        return self.cause is Cause.ADJUSTMENT
 
     @property
     def first(self) -> int:
@@ -98,7 +124,7 @@ class Adjustment:
 
     what: str
     partitions: tuple[PartitionId, ...]  # installed anew
-    slice: int  # the last one under the mapping before
+    slice: int  # the last one under the placement before
     seconds: float  # for which no slice ran
 
     def __str__(self) -> str:

@@ -15,7 +15,6 @@ class PartitionReport:
     next_slice: int
     epoch: int
     rows_in: int = 0
-    rows_out: int = 0
     cpu_s: float = 0.0
     packet_bytes: int = 0
     state_rows: int = 0
@@ -35,7 +34,6 @@ class SourceReport:
     partition: int
     chunks: int
     rows: Mapping[str, int]  # per source, of this slice
-    batch_rows: int  # of the whole batch
     max_time_us: Mapping[str, int]  # per source with an event time, of this slice
     log_bytes: int
     cpu_s: float

@@ -11,7 +11,7 @@ from anabranch.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What shall change, and why: a sentence with the figures it rests on."""
+    """What is to change, and why: a sentence with the figures it rests on."""
 
     at_ms: int
     kind: str  # "up", "down", "back" (a rollback) or "none": it would, but it may not

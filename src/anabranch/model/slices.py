@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -34,7 +34,7 @@ class SlicePlan:
     source_tasks: int  # of the log; a live batch knows its own number
     watermark_us: int | None
     processing_ms: int
-    mapping: int
+    placement: int
     seal: bool  # seal a checkpoint after this slice
     # Which log the rows are in: the driver that wrote it, and its try at reading the batch.
     generation: int = 0
@@ -59,7 +59,7 @@ class SliceRecord:
     chunks_left: int
     watermark_us: int | None
     processing_ms: int
-    mapping: int
+    placement: int
     generation: int = 0
     attempt: int = 0
     max_time_us: Mapping[str, int] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class SliceRecord:
     watermarks: Mapping[str, int | None] | None = field(default_factory=dict)
 
     def without_log(self, later: int) -> tuple[int, ...] | None:
-        """The source tasks that logged nothing for the slice so many slices later."""
+        """The source tasks that logged nothing for the slice `later` slices after this one."""
         if not self.chunks and self.source_tasks:
             return None  # written before the journal said it
         return tuple(task for task, left in enumerate(self.chunks) if left <= later)
 
-    def plan(self, mapping: int) -> SlicePlan:
+    def plan(self, placement: int) -> SlicePlan:
         """The slice as it is replayed: the same inputs, from the log."""
         return SlicePlan(
             number=self.number,
@@ -88,7 +88,7 @@ class SliceRecord:
             source_tasks=self.source_tasks,
             watermark_us=self.watermark_us,
             processing_ms=self.processing_ms,
-            mapping=mapping,
+            placement=placement,
             seal=False,
             generation=self.generation,
             attempt=self.attempt,
@@ -97,12 +97,19 @@ class SliceRecord:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """In the journal a placement is called a mapping, as it once was in the code."""
+        return {_WRITTEN.get(n, n): getattr(self, n) for n in _RECORDED}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SliceRecord:
+        known = {_READ.get(name, name): value for name, value in data.items()}
         chunks = tuple(data.get("chunks", ()))
-        return SliceRecord(**{"watermarks": None, **data, "chunks": chunks})
+        return SliceRecord(**{"watermarks": None, **known, "chunks": chunks})
+
+
+_RECORDED = tuple(f.name for f in fields(SliceRecord))
+_WRITTEN = {"placement": "mapping"}
+_READ = {written: name for name, written in _WRITTEN.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ class Cut:
     groups: Mapping[str, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"slice": self.slice, "files": self.files, "groups": self.groups}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Cut:

@@ -1,9 +1,9 @@
 """What an executor is busy with, readable while it is: a heartbeat tells the driver.
 
 An executor does one thing at a time: a source task in a Python worker of Spark's, or a wave in the
-node process. Whoever evaluates a chain writes a line into a small file beside the node's socket
-before each operator, and wipes it when the chain is done. The node's heartbeat thread reads it. A
-process that keeps no slate, as in tests, writes nothing.
+node process. A process that evaluates a chain writes a line into a small file beside the node's
+socket before each operator, and wipes it when the chain is done. The node's heartbeat thread reads
+it. A process that keeps no slate, as in tests, writes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Slate:
             os.pwrite(self._file, data, 0)
 
     def read(self) -> Activity | None:
-        """None: nobody works, or whoever did is gone."""
+        """None: nobody works, or the process that did is gone."""
         line = os.pread(self._file, SIZE, 0).decode(errors="ignore").rstrip()
         since, _, rest = line.partition(" ")
         pid, _, what = rest.partition(" ")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -138,6 +138,19 @@ class Stateful(Protocol):
         ...
 
     def compute(self, state: Any, inputs: tuple[pa.Table, ...], time: SliceTime) -> Computed: ...
+
+
+def stateless(kernel: object) -> Stateless:
+    """The kernel of an operator without state. What kind it is, the topology says."""
+    return cast("Stateless", kernel)
+
+
+def stateful(kernel: object) -> Stateful:
+    return cast("Stateful", kernel)
+
+
+def punctual(kernel: object) -> Punctual:
+    return cast("Punctual", kernel)
 
 
 class Punctual(Stateful, Protocol):

@@ -6,7 +6,7 @@
   exactly the state after its slice.
 - Backups, packets and storage never go back beyond the older cut.
 - Live partitions hold exactly the state of their own key groups.
-- A mapping is journalled before anything of it is installed, and its version means one mapping.
+- A placement is journalled before anything of it is installed, and its version means one placement.
 - No partition has two owners with the same epoch; an epoch is given out once, with one owner and
   one set of key groups.
 - Requests are accepted or refused as they can or cannot be done; a drained node gets nothing while
@@ -19,33 +19,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NoReturn
 
 from anabranch.model.commands import Command, RunSlice, TrimStorage, WriteHead
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping
+from anabranch.model.placement import Placement
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, Feed, SliceRecord
-from anabranch.sim.cluster import Cluster
-from anabranch.sim.node import SimNode
+from anabranch.sim.cluster import SimCluster
 from anabranch.sim.oracle import Oracle, Shown
-from anabranch.sim.partition import SimPartition
+from anabranch.sim.payload import Rows, SimNode, SimPartition, SimState
 from anabranch.sim.requests import Request
-from anabranch.sim.workload import KEYS
-
-
-class ViolationError(Exception):
-    """Something that must never happen did."""
-
-
-def violated(what: str) -> NoReturn:
-    raise ViolationError(what)
+from anabranch.sim.workload import FICKLE, KEYS, RawShare
+from anabranch.sim.world import violated
 
 
 class Checkers:
     """Told of what happens; raises ViolationError."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
         self._disk = cluster.disk
         self._job = cluster.job
@@ -54,90 +45,115 @@ class Checkers:
         self._expected: dict[int, Shown] = {}
         self._states = {0: self._oracle.state()}  # after each slice
         self._values: Counter[int] = Counter()  # of rows, in all slices
+        self._shown: dict[tuple[int, str], dict[str, Rows]] = {}  # by slice and sink
         self._owners: dict[tuple[PartitionId, int], SimNode] = {}
-        self._mappings: dict[int, Mapping] = {}  # that were journalled
+        self._placements: dict[int, Placement] = {}  # that were journalled
         self._given: dict[tuple[PartitionId, int], tuple[NodeId, frozenset[int]]] = {}
         self._checked_cuts: set[int] = set()
         self._backed_from: dict[tuple[PartitionId, int], int] = {}  # as the driver asked for it
+        self._first = 1  # slice
         cluster.on_install = self.installed
+        for target in self._disk.targets.values():
+            target.on_given = self.given
+
+    def begin_after(self, record: SliceRecord) -> None:
+        """The job has run for long: this is its newest slice, and no key has been seen."""
+        number, empty = record.number, self._oracle.state()
+        self._first = number
+        self._records, self._expected = {number: record}, {number: {}}
+        self._states = {number - 1: empty, number: empty}
 
     # -- slices --------------------------------------------------------------------------------
 
-    def before_slice(self, record: SliceRecord) -> None:
-        """The slice is about to have happened: from here on its log is the truth."""
+    def sync(self) -> None:
+        """Look into the journal: what is new there has happened."""
+        for record in self._disk.slices:
+            if record.number > self._newest:
+                self._happened(record)
+
+    @property
+    def _newest(self) -> int:
+        return self._first + len(self._records) - 1
+
+    def _happened(self, record: SliceRecord) -> None:
+        """From here on its log is the truth."""
         number = record.number
-        if number in self._records:
-            violated(f"slice {number} happens twice")
-        if number != len(self._records) + 1:
-            violated(f"slice {number} happens after slice {len(self._records)}")
-        shares = []
-        for task in range(record.source_tasks if record.feed != Feed.NONE.value else 0):
-            name = (number, record.generation, record.attempt, task)
-            logged = self._disk.logs.get(name)
-            shares.append(logged.share if logged else {})
+        if number != self._newest + 1:
+            violated(f"slice {number} happens after slice {self._newest}")
+        shares = self._shares(record)
         rows = [row for share in shares for rows in share.values() for row in rows]
-        self._values.update(value for _, value, _ in rows)
+        self._values.update(value % FICKLE for _, value, _ in rows)
         if sum(record.rows.values()) != len(rows) * self._job.row_weight:
             violated(f"slice {number} is journalled with {record.rows}, its log has {len(rows)}")
         before = self._records.get(number - 1)
         if before is not None and record.processing_ms < before.processing_ms:
             violated(f"time goes back with slice {number}")
         self._records[number] = record
-        mapping = self._mappings.get(record.mapping)
-        if mapping is None:
-            violated(f"slice {number} ran under mapping {record.mapping}, which is not journalled")
+        placement = self._placements.get(record.placement)
+        if placement is None:
+            what = f"slice {number} ran under placement {record.placement}"
+            violated(f"{what}, which is not journalled")
         self._expected[number] = self._oracle.run(
-            shares, record.watermark_us, record.processing_ms, mapping.groups
+            shares, record.watermark_us, record.processing_ms, placement.groups
         )
         self._states[number] = self._oracle.state()
-        self._check_live(number, mapping)
+        self._check_live(number, placement)
+        self._cluster.faults.slice_happened()
+        self._cluster.world.tell("slice {} has happened", number)
 
-    def _check_live(self, number: int, mapping: Mapping) -> None:
+    def _shares(self, record: SliceRecord) -> list[RawShare]:
+        """What its source tasks had read, as their log says."""
+        tasks = range(record.source_tasks if record.feed != Feed.NONE.value else 0)
+        logged = [self._disk.logged(record, task) for task in tasks]
+        return [{} if share is None else self._cluster.carried.read[share] for share in logged]
+
+    def _check_live(self, number: int, placement: Placement) -> None:
         """Partitions that live, and their copies, hold the state of their own key groups, and
         nothing else."""
-        homes = [(p, o.node) for p, o in mapping.owners.items()]
-        for pid, node in (*homes, *mapping.copies.items()):
-            owner = mapping.owners[pid]
+        homes = [(p, o.node) for p, o in placement.owners.items()]
+        for pid, node in (*homes, *placement.copies.items()):
+            owner = placement.owners[pid]
             found = self._cluster.machines[node].process.partitions.get(pid)
             if found is None or found.epoch != owner.epoch or found.next_slice != number + 1:
                 continue  # it has been replaced since it reported
-            groups = mapping.groups[pid.chain]
+            groups = placement.groups[pid.chain]
             state = self._states[number][pid.chain]
             mine = {k: v for k, v in state.items() if groups[k % len(groups)] == pid.index}
-            if found.state() != mine:
+            assert isinstance(found.state, SimState)
+            held = found.state.content()
+            if held != mine:
                 violated(
-                    f"after slice {number}, {pid} has state of keys {sorted(found.state())}; the "
+                    f"after slice {number}, {pid} has state of keys {sorted(held)}; the "
                     f"sequential evaluation gives keys {sorted(mine)} for it, or other values"
                 )
 
-    def exposed(self, record: SliceRecord) -> None:
-        """Called whenever a slice is shown, also again."""
-        if self._records.get(record.number) != record:
-            violated(f"slice {record.number} is exposed, but it is not what has happened")
-        self._check_shown(record.number)
+    def given(self, sink: str, number: int, rows: dict[str, Rows]) -> None:
+        """A target is given a slice; the newest one may come again to one that forgets."""
+        self.sync()
+        if number not in self._records:
+            violated(f"slice {number} is exposed, but it is not what has happened")
+        again = (number, sink) in self._shown
+        if again and not (self._disk.targets[sink].forgets and number == self._newest):
+            violated(f"slice {number} is exposed to {sink} again")
+        self._shown[number, sink] = rows
+        self._check_shown(number, sink)
 
-    def _check_shown(self, number: int) -> None:
-        shown, expected = self._disk.exposed.get(number), self._expected[number]
-        if shown is None:
+    def _check_shown(self, number: int, sink: str) -> None:
+        shown = self._shown.get((number, sink), {})
+        expected = {w: rows for (s, w), rows in self._expected[number].items() if s == sink}
+        if not shown and expected:
             violated(f"slice {number} has happened and is not exposed")
-        if shown == expected:
-            return
-        for writer in sorted({*shown, *expected}):
-            found, wanted = shown.get(writer, ()), expected.get(writer, ())
+        for of in sorted({*shown, *expected}):
+            found, wanted = shown.get(of, ()), expected.get(of, ())
             if found != wanted:
                 where = next(
                     (i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b),
                     min(len(found), len(wanted)),
                 )
-                sink, of = writer
                 violated(
                     f"slice {number}: {of} shows {len(found)} rows in {sink}, the sequential "
                     f"evaluation gives {len(wanted)}; they differ from row {where} on"
                 )
-
-    def batch_returned(self, batch: int, finished: int | None) -> None:
-        if finished != batch:
-            violated(f"batch {batch} was offered and not finished")
 
     def run_ended(self) -> None:
         """The graceful end: all input, shown once, and a cut that covers everything."""
@@ -146,23 +162,26 @@ class Checkers:
             missing, extra = Counter(raw) - self._values, self._values - Counter(raw)
             violated(f"rows {[*missing]} are in no slice, rows {[*extra]} in more than one")
         for number in self._records:
-            self._check_shown(number)
-        head = self._disk.head
+            for sink in self._disk.targets:
+                self._check_shown(number, sink)
+        head = self._disk.journal
         covered = head.cut.slice if head and head.cut else 0
-        if covered != len(self._records):
-            violated(f"the run ended at slice {len(self._records)}, its cut is at {covered}")
+        if covered != self._newest:
+            violated(f"the run ended at slice {self._newest}, its cut is at {covered}")
 
     # -- the journal and storage ---------------------------------------------------------------
 
-    def before_head(self, head: WriteHead, free: Sequence[NodeId]) -> None:
-        """A mapping is about to count; `free` are the nodes that are not drained."""
-        mapping = head.mapping
-        if self._mappings.setdefault(mapping.version, mapping) != mapping:
-            violated(f"mapping {mapping.version} has two meanings")
-        if mapping.version < max(self._mappings):
-            violated(f"mapping {mapping.version} comes after mapping {max(self._mappings)}")
-        for pid, owner in mapping.owners.items():
-            groups = frozenset(g for g, i in enumerate(mapping.groups[pid.chain]) if i == pid.index)
+    def head(self, head: WriteHead, free: Sequence[NodeId]) -> None:
+        """A placement counts from now on; `free` are the nodes that are not drained."""
+        placement = head.placement
+        if self._placements.setdefault(placement.version, placement) != placement:
+            violated(f"placement {placement.version} has two meanings")
+        if placement.version < max(self._placements):
+            violated(f"placement {placement.version} comes after placement {max(self._placements)}")
+        for pid, owner in placement.owners.items():
+            groups = frozenset(
+                g for g, i in enumerate(placement.groups[pid.chain]) if i == pid.index
+            )
             now = (owner.node, groups)
             is_new = (pid, owner.epoch) not in self._given
             before = self._given.setdefault((pid, owner.epoch), now)
@@ -185,10 +204,10 @@ class Checkers:
         for record in self._disk.slices:
             if self._records.get(record.number) != record:
                 violated(f"the journal's slice {record.number} is not what has happened")
-        if self._disk.newest_slice != len(self._records):
+        if self._disk.newest_slice != self._newest:
             violated(
                 f"the journal ends at slice {self._disk.newest_slice}, "
-                f"slice {len(self._records)} has happened"
+                f"slice {self._newest} has happened"
             )
 
     def _check_epochs(self, head: WriteHead) -> None:
@@ -198,14 +217,14 @@ class Checkers:
                 violated(f"{partition} had epoch {epoch}, the journal says {head.epochs}")
 
     def _check_cuts(self) -> None:
-        head = self._disk.head
+        head = self._disk.journal
         for found in (head.cut, head.previous) if head else ():
             if found is not None:
                 self._check_cut(found)
 
     def _check_cut(self, found: Cut) -> None:
         """All files there; once per cut, that they hold exactly the state after its slice."""
-        missing = [f for fs in found.files.values() for f in fs if f not in self._disk.files]
+        missing = [f for fs in found.files.values() for f in fs if f not in self._disk.store.files]
         if missing:
             violated(f"cut {found.slice} needs {missing[0]}, which is not there")
         if found.slice in self._checked_cuts:
@@ -217,7 +236,7 @@ class Checkers:
             restored: dict[int, tuple[int, bool]] = {}
             for index in range(max(groups) + 1):
                 paths = found.files.get(f"{chain.name}/{index}", [])
-                files = [self._disk.files[p] for p in paths]
+                files = [self._disk.snapshot(p) for p in paths]
                 if not files or not files[0].full:
                     violated(f"cut {found.slice} has no full file of {chain.name}[{index}]")
                 merged = {k: v for f in files for k, v in f.keys.items()}
@@ -228,7 +247,7 @@ class Checkers:
 
     def needed_after(self) -> int:
         """Recoveries may need slices after this one: the older cut, or what there is instead."""
-        head = self._disk.head
+        head = self._disk.journal
         if head is None or head.previous is not None:
             return self._disk.older_cut
         slices = self._disk.slices
@@ -240,31 +259,27 @@ class Checkers:
         for record in self._disk.slices:
             if record.number <= after:
                 continue
-            names = (
-                (record.number, record.generation, record.attempt, task)
-                for task in range(record.source_tasks)
-            )
-            found = [self._disk.logs[n] for n in names if n in self._disk.logs]
-            rows = sum(len(r) for f in found for r in f.share.values())
+            rows = sum(len(r) for share in self._shares(record) for r in share.values())
             if rows * self._job.row_weight != sum(record.rows.values()):
                 violated(f"the log of slice {record.number} has {rows} rows, not {record.rows}")
 
     def _check_bounded_storage(self) -> None:
         older = self._disk.older_cut
-        old = [n for n in self._disk.logs if n[0] <= older]
+        old = [n for n in self._disk.logged_slices() if n <= older]
         if old:
-            violated(f"the log still has slice {old[0][0]}, the older cut is {older}")
-        head = self._disk.head
+            violated(f"the log still has slice {old[0]}, the older cut is {older}")
+        head = self._disk.journal
         cuts = [c for c in (head.cut, head.previous) if c] if head else []
         named = {f for c in cuts for fs in c.files.values() for f in fs}
-        for path, file in self._disk.files.items():
-            if file.slice <= older and path not in named:
+        for path in self._disk.checkpoints():
+            slice_no = int(path.rpartition("/")[2].partition("-")[0])
+            if slice_no <= older and path not in named:
                 violated(f"{path} is kept, the older cut is {older}")
 
     # -- requests ------------------------------------------------------------------------------
 
-    def answered(self, request: Request, possible: bool, accepted: bool) -> None:
-        if possible != accepted:
+    def answered(self, request: Request, possible: bool | None, accepted: bool) -> None:
+        if possible not in (None, accepted):
             violated(f"{request} was {'accepted' if accepted else 'refused'}")
 
     def asked(self, nodes: Sequence[NodeId], known: Sequence[NodeId]) -> None:
@@ -275,10 +290,10 @@ class Checkers:
 
     def released(self, nodes: Sequence[NodeId]) -> None:
         assert self._disk.head is not None
-        for pid, owner in self._disk.head.mapping.owners.items():
+        for pid, owner in self._disk.head.placement.owners.items():
             if owner.node in nodes:
                 violated(f"{owner.node} is released and has {pid}")
-        for pid, node in self._disk.head.mapping.copies.items():
+        for pid, node in self._disk.head.placement.copies.items():
             if node in nodes:
                 violated(f"{node} is released and has a copy of {pid}")
 
@@ -286,8 +301,8 @@ class Checkers:
 
     def installed(self, process: SimNode, partition: SimPartition) -> None:
         key = (partition.id, partition.epoch)
-        if process.mapping is None or process.mapping.version not in self._mappings:
-            violated(f"{partition.id} is installed under a mapping that is not journalled")
+        if process.placement is None or process.placement.version not in self._placements:
+            violated(f"{partition.id} is installed under a placement that is not journalled")
         if partition.backs_up:
             self._backed_from[key] = partition.next_slice
         other = self._owners.setdefault(key, process)
@@ -300,24 +315,34 @@ class Checkers:
             )
         self._owners[key] = process
 
-    def slice_ran(self, command: RunSlice, mapping: Mapping, reports: Sequence[NodeReport]) -> None:
+    def slice_ran(
+        self, command: RunSlice, placement: Placement, reports: Sequence[NodeReport]
+    ) -> None:
         """The buffers of the nodes after a slice: enough, and not too much."""
         number, backups = command.plan.number, command.backups
-        for pid, owner in mapping.owners.items():
+        for pid, owner in placement.owners.items():
             if backups is None or pid in backups:
                 self._backed_from.setdefault((pid, owner.epoch), number)
             else:
                 self._backed_from.pop((pid, owner.epoch), None)
         for report in reports:
-            if report.partitions.keys() != mapping.hosted_by(report.node).keys():
+            if report.partitions.keys() != placement.hosted_by(report.node).keys():
                 continue  # it could not apply the slice, or is another process than before
             machine = self._cluster.machines.get(report.node)
             if machine is None or machine.process.incarnation != report.incarnation:
                 continue
-            if any(slice_no < number for slice_no, _ in machine.process.inbox):
+            if (
+                machine.process.placement is None
+                or machine.process.placement.version != placement.version
+            ):
+                continue  # nothing is on it; a late call has given it what was there before
+            if any(n < number for n in machine.process.exchange.inbox.slices()):
                 violated(f"{report.node} keeps packets of slices before {number}")
             for pid in report.partitions:
                 self._check_backups(machine.process.partitions[pid], number)
+            kept = [o for p in machine.process.partitions.values() for o in p.outputs.values()]
+            if len(machine.process.process.spilled) != sum(o.spilled is not None for o in kept):
+                violated(f"{report.node} keeps files of backups that nobody needs")
 
     def _check_backups(self, partition: SimPartition, running: int) -> None:
         kept = sorted(partition.outputs)

@@ -7,36 +7,45 @@ of its nodes is gone. What was cut short may still arrive, at any later time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anabranch.errors import InvariantError
-from anabranch.model.commands import RunSlice
+from anabranch.driver.cluster import (
+    NodesLostError,
+    NodesObserver,
+    Ran,
+    RecoveryJob,
+    SliceJob,
+    Stages,
+)
+from anabranch.errors import (
+    AnabranchError,
+    ClusterError,
+    InvariantError,
+    OperatorError,
+    StorageError,
+)
 from anabranch.model.ids import NodeId
-from anabranch.model.mapping import Mapping
-from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed
+from anabranch.node.protocol.host import Answer
+from anabranch.node.protocol.messages import (
+    PollRequest,
+    PrepareRequest,
+    RecoverRequest,
+    ReplayRequest,
+    WaveRequest,
+)
+from anabranch.node.protocol.source_task import run_replay_task
 from anabranch.sim.disk import Disk
 from anabranch.sim.faults import DriverCrashedError, Faults
-from anabranch.sim.node import SimNode
-from anabranch.sim.packets import Answer, Blob, Prepare, Recover, Wave
-from anabranch.sim.partition import SimPartition
-from anabranch.sim.sources import SourceJob, log_share, replay_task, source_task
-from anabranch.sim.workload import Share, Workload
-from anabranch.sim.world import World
-
-POLL_PAUSE_MS = 10
-
-
-class NodesLostError(Exception):
-    """Nodes that a job needs are gone; `source_tasks` of the slice that was running."""
-
-    def __init__(self, nodes: tuple[NodeId, ...], source_tasks: int | None) -> None:
-        super().__init__(", ".join(nodes))
-        self.nodes = nodes
-        self.source_tasks = source_tasks
+from anabranch.sim.payload import Rows, SimJob, SimNode, SimPartition, SimProcess
+from anabranch.sim.sinks import bound_sinks
+from anabranch.sim.tasks import Call, SimParcel, source_call
+from anabranch.sim.weather import SimWeather
+from anabranch.sim.workload import RawShare, Workload
+from anabranch.sim.world import World, violated
 
 
 @dataclass
@@ -48,23 +57,15 @@ class Machine:
     hung: bool = False
 
 
-@dataclass(frozen=True)
-class Call:
-    """Work for one machine's node process, or (`node` is None) for any machine."""
-
-    what: str
-    node: NodeId | None
-    work: Callable[[Any], Any]
-    half: Callable[[], None] = lambda: None  # what is left of it when its machine dies
-
-
-class Cluster:
+class SimCluster:
     """Owns the machines and what the driver knows about them."""
 
     def __init__(self, world: World, job: Workload, disk: Disk, faults: Faults) -> None:
         self.world = world
         self.job = job
         self.disk = disk
+        sinks = bound_sinks(disk.targets, job.plan.graph.name, disk.store)
+        self.carried = SimJob(job, disk.store, sinks, raises=self._function_raises)
         self.faults = faults
         self.chances = faults.chances
         self.machines: dict[NodeId, Machine] = {}
@@ -73,8 +74,13 @@ class Cluster:
         self.on_install: Callable[[SimNode, SimPartition], None] = lambda node, partition: None
         self._incarnations = 0
         self._reads = 0
-        self._awaited = False  # does the driver wait for the call in hand?
-        disk.on_read = self._on_read
+        self.awaited = False  # does the driver wait for the call in hand?
+        # What may end a run, because of what was done to it.
+        self.excuses: set[type[AnabranchError]] = set()
+        self.replace_driver: Callable[[], None] = lambda: None  # while the one in hand pauses
+        self.weather = disk.store.weather = SimWeather(self)
+        for target in disk.targets.values():
+            target.on_moment = self._sink_moment
 
     # -- machines ------------------------------------------------------------------------------
 
@@ -86,9 +92,11 @@ class Cluster:
 
     def _process(self) -> SimNode:
         self._incarnations += 1
-        return SimNode(
-            f"i{self._incarnations}", self.job, self.disk, self._in_background, self.on_install
+        memory = self.world.dice.choice((0, 10, 10**9))
+        process = SimProcess(
+            f"i{self._incarnations}", self._in_background, self.faults.fills_disk, memory
         )
+        return SimNode(process, self.carried, self.on_install)
 
     def crash(self, node: NodeId, noticed_after_ms: int) -> None:
         machine = self.machines[node]
@@ -145,18 +153,18 @@ class Cluster:
                 self.lost.remove(node)
                 self.ready.append(node)
 
-    def read_batch(self, batch: int | None) -> list[Share]:
+    def read_batch(self, batch: int | None) -> list[RawShare]:
         """A batch's rows, split among source tasks; every time they may be split differently."""
         assert batch is not None
         self._reads += 1
         return self.job.read(batch, self._reads)
 
-    def _in_background(self, process: SimNode, work: Callable[[], None]) -> None:
+    def _in_background(self, process: SimProcess, work: Callable[[], None]) -> None:
         """Threads write and load files at their own pace, while their machine runs."""
-        machine = next((m for m in self.machines.values() if m.process is process), None)
+        machine = next((m for m in self.machines.values() if m.process.process is process), None)
 
         def go_on() -> None:
-            if machine is None or machine.dead or machine.process is not process:
+            if machine is None or machine.dead or machine.process.process is not process:
                 return
             if machine.hung:
                 self.world.schedule(20, go_on)
@@ -165,60 +173,65 @@ class Cluster:
 
         self.world.schedule(self.faults.write_delay_ms(), go_on)
 
-    def _on_read(self, path: str) -> None:
-        if self._awaited:
-            self.faults.reads(path, self)
-
     # -- jobs ----------------------------------------------------------------------------------
 
-    def run_slice(
-        self,
-        command: RunSlice,
-        run: int,
-        confirmed: int,
-        mapping: Mapping,
-        live: Sequence[Share],
-    ) -> tuple[int, list[NodeReport]]:
-        plan, nodes = command.plan, mapping.nodes
-        count = {Feed.LIVE: len(live), Feed.LOG: plan.source_tasks, Feed.NONE: 0}[plan.feed]
-        source = SourceJob(self.job, self.disk, run, mapping, plan, count, tuple(live))
-        calls = [_source_call(source, t) for t in range(count)]
-        sent: list[list[Blob]] = self._stage("source", calls, nodes, count)
+    def run(self, job: SliceJob | RecoveryJob) -> Ran:
+        """One stage after the other."""
+        return self._slice(job) if isinstance(job, SliceJob) else self._recovery(job)
 
-        def wave(node: NodeId, depth: int, last: bool, blobs: list[Blob]) -> Call:
-            request = Wave(
-                run, nodes, plan, count, depth, last, confirmed, command.trim, command.backups
-            )
-            what = f"wave {depth} of slice {plan.number}"
-            return Call(what, node, lambda process: process.wave(request, blobs))
+    def _slice(self, job: SliceJob) -> Ran:
+        live = self.read_batch(job.plan.batch) if job.plan.feed is Feed.LIVE else []
+        stages = job.stages(len(live))
+        shares = live or [{}] * stages.tasks
+        calls = [source_call(self, stages.source, t, share) for t, share in enumerate(shares)]
+        sent = self._stage("source", calls, stages.nodes, stages.tasks)
+        what = f"slice {job.plan.number}"
+        return Ran(stages.tasks, self._waves("wave", what, stages, sent, stages.tasks))
 
-        for node in nodes:
-            self.machines[node].process.disk_full = self.faults.fills_disk()
-        return count, self._waves("wave", wave, sent, nodes, count)
+    def _recovery(self, job: RecoveryJob) -> Ran:
+        plan, stages = job.plan, job.stages()
+        calls = [self._replay_call(stages.source, t) for t in range(stages.tasks)]
+        sent = self._stage("replay", calls, stages.nodes, None)
+        what = f"recovery {plan.placement.version}.{plan.part}"
+        return Ran(stages.tasks, self._waves("recovery", what, stages, sent, None))
 
-    def recover(self, plan: RecoveryPlan, run: int, driver: str) -> list[NodeReport]:
-        nodes = plan.mapping.nodes
-        logs = sum(s.source_tasks for s in plan.slices) if plan.reads_log else 0
-        count = min(len(nodes), logs)
-        calls = [_replay_call(self.job, self.disk, run, plan, t, count) for t in range(count)]
-        sent: list[list[Blob]] = self._stage("replay", calls, nodes, None)
-
-        def wave(node: NodeId, depth: int, last: bool, blobs: list[Blob]) -> Call:
-            request = Recover(driver, run, node, nodes, plan, depth, last)
-            what = f"wave {depth} of recovery {plan.mapping.version}.{plan.part}"
-            return Call(what, node, lambda process: process.recover(request, blobs))
-
-        return self._waves("recovery", wave, sent, nodes, None)
-
-    def prepare(self, plan: RecoveryPlan, run: int) -> list[NodeReport]:
+    def ask(self, requests: Sequence[PrepareRequest | PollRequest]) -> list[NodeReport]:
         """Nodes load ahead in the background: some are ready when they are asked, some later."""
+        calls = [self._ask_call(r) for r in requests]
+        kind = "prepare" if isinstance(requests[0], PrepareRequest) else "poll"
+        return self._stage(kind, calls, tuple(r.node for r in requests), None)
 
-        def call(node: NodeId) -> Call:
-            what = f"prepare mapping {plan.mapping.version} from cut {plan.cut}"
-            return Call(what, node, lambda process: process.prepare(Prepare(run, node, plan)))
+    def _ask_call(self, request: PrepareRequest | PollRequest) -> Call:
+        if isinstance(request, PollRequest):
+            return Call("poll", request.node, lambda process: process.poll(request))
+        plan = request.plan
+        what = f"prepare placement {plan.placement.version} from cut {plan.cut}"
+        return Call(what, request.node, lambda process: process.prepare(request))
 
-        nodes = plan.mapping.nodes
-        return self._stage("prepare", [call(n) for n in nodes], nodes, None)
+    @property
+    def pulse(self) -> None:
+        return None
+
+    @property
+    def host_names(self) -> Mapping[NodeId, str]:
+        return {}
+
+    @property
+    def joining(self) -> tuple[NodeId, ...]:
+        return ()
+
+    def report_to(self, observer: NodesObserver) -> None:
+        """Drivers ask (`SimDriver._hear`)."""
+
+    def request(self, count: int) -> None:
+        for _ in range(count):
+            self.world.schedule(20, self.join)
+
+    def forget(self, job: str) -> None:
+        """A node that cannot be reached keeps what it has."""
+        for node in self.ready:
+            if not self.is_silent(node) and self.world.chance(0.8):
+                self.machines[node].process = self._process()
 
     def release(self, nodes: tuple[NodeId, ...]) -> None:
         """They were drained: their machines end, and nobody misses them."""
@@ -227,11 +240,6 @@ class Cluster:
             self.machines[node].dead = True
             if node in self.ready:
                 self.ready.remove(node)
-
-    def poll(self, run: int, nodes: tuple[NodeId, ...]) -> list[NodeReport]:
-        self.world.advance(POLL_PAUSE_MS)
-        calls = [Call("poll", n, lambda process: process.poll(run)) for n in nodes]
-        return self._stage("poll", calls, nodes, None)
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         while not self.ready:
@@ -248,44 +256,49 @@ class Cluster:
         self.faults.strike(kind, self)
         lost = tuple(n for n in nodes if n in self.lost)
         if lost:
-            raise NodesLostError(lost, source_tasks)
+            raise NodesLostError(lost, "gone", source_tasks)
 
     def _waves(
         self,
         kind: str,
-        wave: Callable[[NodeId, int, bool, list[Blob]], Call],
-        sent: list[list[Blob]],
-        nodes: tuple[NodeId, ...],
+        what: str,
+        stages: Stages[Any],
+        sent: list[list[SimParcel]],
         source_tasks: int | None,
-    ) -> list[NodeReport]:
-        waves = self.job.plan.waves
-        answers: list[Answer] = []
-        for depth in range(1, waves + 1):
+    ) -> tuple[NodeReport, ...]:
+        nodes = stages.nodes
+        answers: list[Answer[Rows]] = []
+        for depth, wave in enumerate(stages.waves, 1):
             calls = [
-                wave(node, depth, depth == waves, self._arrived(sent, i))
-                for i, node in enumerate(nodes)
+                self._wave_call(request, f"wave {depth} of {what}", self._arrived(sent, i))
+                for i, request in enumerate(wave)
             ]
             answers = self._stage(kind, calls, nodes, source_tasks)
-            sent = [blobs for blobs, _ in answers]
-            if self.world.chance(
-                self.chances.repeated
-            ):  # a fetch failed: a task of the stage again
+            sent = [parcels for parcels, _ in answers]
+            if self.world.fault(self.chances.repeated):  # a fetch failed: a task of the stage again
                 i = self.world.dice.randrange(len(nodes))
                 if not self.is_silent(nodes[i]):
                     sent[i], _ = self._answer(calls[i])
         self.step("end", nodes, source_tasks)
-        return [report for _, report in answers if report is not None]
+        return tuple(report for _, report in answers if report is not None)
 
-    def _arrived(self, sent: list[list[Blob]], node: int) -> list[Blob]:
+    def _wave_call(
+        self, request: WaveRequest | RecoverRequest, what: str, parcels: list[SimParcel]
+    ) -> Call:
+        if isinstance(request, WaveRequest):
+            return Call(what, request.node, lambda process: process.wave(request, parcels))
+        return Call(what, request.node, lambda process: process.recover(request, parcels))
+
+    def _arrived(self, sent: list[list[SimParcel]], node: int) -> list[SimParcel]:
         """What a node gets from the stage before: in any order, some twice, rarely not at all."""
-        blobs = [b[node] for b in sent]
+        parcels = [p[node] for p in sent]
         if self.faults.loses_packets():
-            i = self.world.dice.randrange(len(blobs)) if blobs else 0
-            blobs[i : i + 1] = [replace(b, bundles=()) for b in blobs[i : i + 1]]
-        if blobs and self.world.chance(self.chances.repeated):
-            blobs.append(self.world.dice.choice(blobs))
-            self.world.dice.shuffle(blobs)
-        return blobs
+            i = self.world.dice.randrange(len(parcels)) if parcels else 0
+            parcels[i : i + 1] = [replace(p, bundles=()) for p in parcels[i : i + 1]]
+        if parcels and self.world.fault(self.chances.repeated):
+            parcels.append(self.world.dice.choice(parcels))
+            self.world.dice.shuffle(parcels)
+        return parcels
 
     def _stage(
         self, kind: str, calls: list[Call], nodes: tuple[NodeId, ...], source_tasks: int | None
@@ -305,7 +318,7 @@ class Cluster:
                 self.step(kind, nodes, source_tasks)
         except (NodesLostError, DriverCrashedError):
             for i in left:
-                if self.world.chance(self.chances.late_when_cut_short):
+                if self.world.fault(self.chances.late_when_cut_short):
                     self._later(calls[i])
                 else:
                     calls[i].half()
@@ -317,14 +330,28 @@ class Cluster:
 
     def _answer(self, call: Call) -> Any:
         """The call's answer; it may be made twice, and a copy of it may arrive much later."""
-        self._awaited = True
+        if call.node is not None and self.faults.may("misplaced calls", self.chances.misplaced):
+            self._misplace(call)
+        self.awaited = True
         answer = self._perform(call)
-        if self.world.chance(self.chances.repeated):
+        if self.world.fault(self.chances.repeated):
             answer = self._perform(call)
-        self._awaited = False
-        if self.world.chance(self.chances.late):
+        self.awaited = False
+        if self.world.fault(self.chances.late):
             self._later(call)
         return answer
+
+    def _misplace(self, call: Call) -> None:
+        """Spark does not wait for the node that a task is pinned to: nothing must come of it."""
+        for node, machine in self.machines.items():
+            process = machine.process
+            if self.is_silent(node) or process.node in ("", call.node) or node == call.node:
+                continue
+            try:
+                call.work(process)
+            except (ClusterError, InvariantError):
+                return
+            violated(f"{call.what}, which is for {call.node}, was taken by {node}")
 
     def _perform(self, call: Call) -> Any:
         return call.work(None if call.node is None else self.machines[call.node].process)
@@ -347,19 +374,20 @@ class Cluster:
 
         self.world.schedule(self.world.dice.randint(1, self.chances.late_ms), arrive)
 
+    def _function_raises(self) -> bool:
+        if not self.faults.may("functions that raise", self.chances.raises):
+            return False
+        self.world.tell("a user's function raises")
+        self.excuses.add(OperatorError)
+        return True
 
-def _source_call(source: SourceJob, task: int) -> Call:
-    what = f"source task {task} of slice {source.plan.number}"
-    return Call(
-        what,
-        None,
-        lambda _: source_task(source, task),
-        lambda: log_share(source, task, whole=False),
-    )
+    def _sink_moment(self, sink: str) -> None:
+        if self.faults.may("sinks that refuse", self.chances.sink_refuses):
+            self.world.tell("{} refuses", sink)
+            self.excuses.add(StorageError)
+            raise RuntimeError("the target is not there")  # a stranger's error
 
-
-def _replay_call(
-    job: Workload, disk: Disk, run: int, plan: RecoveryPlan, task: int, count: int
-) -> Call:
-    what = f"replay task {task} of recovery {plan.mapping.version}.{plan.part}"
-    return Call(what, None, lambda _: replay_task(job, disk, run, plan, task, count))
+    def _replay_call(self, request: ReplayRequest, task: int) -> Call:
+        placement, part = request.plan.placement.version, request.plan.part
+        what = f"replay task {task} of recovery {placement}.{part}"
+        return Call(what, None, lambda _: run_replay_task(self.carried, request, task))

@@ -1,86 +1,86 @@
-"""Everything durable in a simulated job: it survives drivers and nodes.
+"""What is left of a simulated job when everything else is gone, as somebody outside finds it: the
+store, Spark's commits, and what the targets of sinks have been given.
 
-Journal, source log, checkpoint files, staged and exposed rows, and Spark's own offsets. A write
-happens whole or not at all; a checkpoint file may turn out to be unreadable later.
+The journal is read here once more, by a reader of its own: checks must not depend on the code that
+they check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import json
+import marshal
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
 
-from anabranch.control.controller import Past
-from anabranch.errors import StorageError
-from anabranch.model.commands import TrimStorage, WriteHead
+from anabranch.model.commands import WriteHead
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut, SliceRecord
-from anabranch.sim.workload import Row, Share
+from anabranch.sim.payload import Keys
+from anabranch.sim.sinks import Target
+from anabranch.sim.store import SimStore
 
-LogName = tuple[int, int, int, int]  # slice, generation, attempt, task
-StagedName = tuple[str, int, int, str]  # sink, slice, generation, writer
+_SEGMENT = re.compile(r"(\d+)-(\d+)\.jsonl")
+_SHARE = re.compile(rb'"share_read": (\d+)')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Journalled:
+    """The newest segment: what has happened."""
+
+    name: str
+    cut: Cut | None
+    previous: Cut | None
+    before: tuple[SliceRecord, ...]  # in its head
+    after: tuple[SliceRecord, ...]  # line by line
+    epochs: dict[PartitionId, int]
+
+    @property
+    def slices(self) -> tuple[SliceRecord, ...]:
+        return (*self.before, *self.after)
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint file: keys with their hash and whether they are open; whole or a delta."""
+    """A checkpoint file: whole or a delta."""
 
     partition: PartitionId
     slice: int
     full: bool
-    keys: dict[int, tuple[int, bool]]
-    closed_us: int
-    after: int = 0  # the slice of the one before it
-    changed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """A source task's share of a slice, and the number of slices its batch was cut into."""
-
-    share: Share
-    chunks: int
+    keys: Keys
 
 
 @dataclass
 class Disk:
-    head: WriteHead | None = None
-    generation: int = 0  # the newest that was claimed
-    records: list[SliceRecord] = field(default_factory=list)  # after the head
-    logs: dict[LogName, Logged] = field(default_factory=dict)
-    files: dict[str, Snapshot] = field(default_factory=dict)
-    torn: set[str] = field(default_factory=set)
-    staged: dict[str, tuple[Row, ...]] = field(default_factory=dict)
-    exposed: dict[int, dict[tuple[str, str], tuple[Row, ...]]] = field(default_factory=dict)
-    committed_batch: int = -1  # Spark's offsets
-    on_read: Callable[[str], None] = lambda path: None
-    _stagings: int = 0
+    store: SimStore
+    targets: dict[str, Target]
+    offered_batch: int = -1  # Spark's offsets
+    committed_batch: int = -1  # … and commits
+    head: WriteHead | None = None  # as the newest driver has written it
+    _read: tuple[int, Journalled | None] = field(default=(0, None), repr=False)
 
-    # -- the journal ---------------------------------------------------------------------------
+    @property
+    def journal(self) -> Journalled | None:
+        changes = self.store.changes["journal"]
+        if self._read[0] != changes:
+            self._read = changes, self._parsed()
+        return self._read[1]
 
-    def write_head(self, head: WriteHead) -> None:
-        copied = replace(head, cut=_copy(head.cut), previous=_copy(head.previous))
-        self.head, self.records = copied, []
-
-    def take_over(self) -> Past:
-        """A new driver claims a generation; what it finds."""
-        self.generation += 1
-        head = self.head
-        if head is None:
-            return Past(generation=self.generation)
-        return Past(
-            cut=_copy(head.cut),
-            previous=_copy(head.previous),
-            slices=self.slices,
-            epochs=dict(head.epochs),
-            groups=dict(head.layout),
-            layouts=dict(head.layouts),
-            mapping_version=head.mapping.version,
-            generation=self.generation,
-        )
+    def _parsed(self) -> Journalled | None:
+        found = [(m, n) for n in self.store.names("journal") if (m := _SEGMENT.fullmatch(n))]
+        if not found:
+            return None
+        _, last = max(found, key=lambda f: (int(f[0][1]), int(f[0][2])))
+        name = f"journal/{last}"
+        parts = sorted(map(int, self.store.names(name)))
+        data = b"".join([self.store.files[f"{name}/{n}"] for n in parts])
+        return _parsed(name, self.store.files[name] + data)
 
     @property
     def slices(self) -> tuple[SliceRecord, ...]:
-        return (*self.head.slices, *self.records) if self.head else ()
+        journal = self.journal
+        return journal.slices if journal else ()
 
     @property
     def newest_slice(self) -> int:
@@ -90,57 +90,50 @@ class Disk:
     @property
     def older_cut(self) -> int:
         """No recovery, not even from an unreadable newest cut, begins before this slice."""
-        return self.head.previous.slice if self.head and self.head.previous else 0
+        journal = self.journal
+        return journal.previous.slice if journal and journal.previous else 0
 
-    # -- files ---------------------------------------------------------------------------------
+    # -- files -----------------------------------------------------------------------------------
 
-    def read_checkpoint(self, path: str) -> Snapshot:
-        self.on_read(path)
-        if path in self.torn or path not in self.files:
-            raise StorageError(f"{path} cannot be read", path=path)
-        return self.files[path]
+    def logged(self, record: SliceRecord, task: int) -> int | None:
+        """Which of the shares that source tasks read is the one in the log."""
+        slice_no, run, attempt = record.number, record.generation, record.attempt
+        name = f"source-log/{slice_no:012d}-{run}-{attempt}/{task:05d}.log"
+        found = _SHARE.search(self.store.files.get(name, b""))
+        return int(found[1]) if found else None
 
-    def logged_tasks(self, slice_no: int, generation: int, attempt: int) -> int:
-        return sum(1 for name in self.logs if name[:3] == (slice_no, generation, attempt))
+    def logged_slices(self) -> list[int]:
+        return [int(n.partition("-")[0]) for n in self.store.names("source-log")]
 
-    def trim(self, command: TrimStorage) -> None:
-        for name in [n for n in self.logs if n[0] < command.log_below]:
-            del self.logs[name]
-        for path, file in list(self.files.items()):
-            if path not in command.keep_files and file.slice < command.log_below:
-                del self.files[path]
+    def snapshot(self, name: str) -> Snapshot:
+        data = self.store.files[name]
+        begins = 20 + int.from_bytes(data[8:16], "big")
+        header = json.loads(data[20:begins])
+        keys, _, full = marshal.loads(data[begins + 12 :])
+        return Snapshot(PartitionId(header["chain"], header["index"]), header["slice"], full, keys)
 
-    # -- sinks ---------------------------------------------------------------------------------
-
-    def stage(self, name: StagedName, rows: tuple[Row, ...]) -> str:
-        """Under a name of its own: a task that outlived its attempt must not touch another's."""
-        self._stagings += 1
-        path = self.staged_path(name, self._stagings)
-        self.staged[path] = rows
-        return path
-
-    @staticmethod
-    def staged_path(name: StagedName, staging: int) -> str:
-        return "{}/{}-{}/{}.{}".format(*name, staging)
-
-    def expose(self, record: SliceRecord) -> None:
-        """Show what the journal names; a slice that is shown stays as it is."""
-        if record.number in self.exposed:
-            return
-        rows: dict[tuple[str, str], tuple[Row, ...]] = {}
-        for sink, paths in record.staged.items():
-            for path in paths:
-                if path not in self.staged:
-                    raise StorageError(f"{path} is not there to be exposed", path=path)
-                writer = path.rpartition("/")[2].rpartition(".")[0]
-                rows[(sink, writer)] = self.staged.pop(path)
-        self.exposed[record.number] = rows
-
-    def discard_staged(self) -> None:
-        self.staged.clear()
+    def checkpoints(self) -> list[str]:
+        store = self.store
+        below = ["checkpoints"]
+        for _ in range(3):
+            below = [f"{b}/{n}" for b in below for n in store.names(b)]
+        return below
 
 
-def _copy(cut: Cut | None) -> Cut | None:
-    if cut is None:
-        return None
-    return Cut(cut.slice, {p: list(f) for p, f in cut.files.items()}, dict(cut.groups))
+def _parsed(name: str, data: bytes) -> Journalled:
+    """A torn last line has not happened."""
+    lines: list[dict[str, Any]] = []
+    for line in data.split(b"\n"):
+        crc, body = line[:8], line[9:]
+        if crc != b"%08x" % zlib.crc32(body):
+            break
+        lines.append(json.loads(body))
+    head = lines[0]
+    return Journalled(
+        name,
+        Cut.from_json(head["cut"]) if head["cut"] else None,
+        Cut.from_json(head["previous"]) if head["previous"] else None,
+        tuple(SliceRecord.from_json(r) for r in head["slices"]),
+        tuple(SliceRecord.from_json(r) for r in lines[1:]),
+        {PartitionId(chain, index): epoch for chain, index, epoch in head["epochs"]},
+    )

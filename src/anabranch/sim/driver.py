@@ -1,351 +1,293 @@
-"""A simulated driver: the real controller, its commands carried out on the simulated cluster.
+"""A simulated driver: the real one, on the simulated cluster and the simulated store.
 
-It does what `spark/driver.py` and `driver/actions.py` do, one step at a time; between any two
-steps it may crash. The next one knows nothing but the disk.
+What is left here is what is around a driver: Spark, which offers batches, somebody who asks for
+things, news of nodes. It may crash between any two commands and at every write. The next one knows
+nothing but the disk.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import contextlib
+import random
+import sys
 
-from anabranch.control.controller import Controller
-from anabranch.control.recovery_bound import BackupChoice, RecoveryBound
-from anabranch.errors import AdjustmentError, StorageError
-from anabranch.model.commands import (
-    AwaitNodes,
-    Command,
-    ExposeSlice,
-    FailRun,
-    FinishBatch,
-    FinishRun,
-    NoteBackups,
-    PollNodes,
-    PreparePartitions,
-    RecoverPartitions,
-    ReleaseNodes,
-    RequestNodes,
-    RunSlice,
-    TrimStorage,
-    WriteHead,
-    WriteSlice,
+from anabranch.control.remarks import Remarks
+from anabranch.driver.clock import Clock
+from anabranch.driver.effects import Effects
+from anabranch.driver.holding import Holding
+from anabranch.driver.run import Run, RunJob
+from anabranch.driver.showing import Showing
+from anabranch.errors import (
+    AdjustmentError,
+    AnabranchError,
+    CheckpointMismatchError,
+    StorageError,
 )
+from anabranch.model.commands import Command
 from anabranch.model.events import (
-    BatchArrived,
     Event,
     Idled,
-    NodesJoined,
-    NodesLost,
-    NodesPolled,
-    PartitionsPrepared,
-    PartitionsRecovered,
-    RestoreFailed,
-    SliceRan,
     StopRequested,
 )
-from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping
-from anabranch.model.recovery import RecoveryPlan
-from anabranch.model.reports import NodeReport
-from anabranch.model.slices import Feed
+from anabranch.model.ids import NodeId
+from anabranch.model.slices import SliceRecord
+from anabranch.sim.backups import DicedBackups
 from anabranch.sim.checkers import Checkers
-from anabranch.sim.cluster import Cluster, NodesLostError
-from anabranch.sim.requests import Request, Requests
-from anabranch.sim.world import World
+from anabranch.sim.cluster import SimCluster
+from anabranch.sim.effects import SimEffects
+from anabranch.sim.faults import DriverCrashedError
+from anabranch.sim.payload import JOB, SPEC
+from anabranch.sim.requests import Requests
+from anabranch.sim.sinks import bound_sinks
+from anabranch.sim.workload import fingerprint
+from anabranch.sim.world import violated
+from anabranch.storage.identity import Identity
+from anabranch.storage.spark_offsets import refuse_misfit
 
 IDLE_MS = 25
-
-
-class DicedBackups(RecoveryBound):
-    """Takes the place of the plan that keeps a recovery bound: whatever it chooses, and however
-    often, recoveries must be right."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.choice: BackupChoice | None = None
-
-    def observe(self, reports: Sequence[NodeReport], began_ms: int, seconds: float = 0.0) -> None:
-        pass
-
-    def recovered(
-        self,
-        seconds: float,
-        partitions: frozenset[PartitionId],
-        slices: int,
-        reports: Sequence[NodeReport],
-    ) -> None:
-        pass
-
-    def plan(self, mapping: Mapping) -> BackupChoice | None:
-        if not self._world.chance(0.3):
-            return None
-        share = self._world.dice.random()
-        chosen = frozenset(p for p in mapping.owners if self._world.chance(share))
-        self.choice = BackupChoice(chosen, {})
-        return self.choice
 
 
 class SimDriver:
     """One life of the driver."""
 
-    def __init__(self, cluster: Cluster, checkers: Checkers, number: int) -> None:
+    def __init__(self, cluster: SimCluster, checkers: Checkers, number: int) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.disk = cluster.disk
         self.job = cluster.job
         self.checkers = checkers
-        self.name = f"driver {number}"
-        past = self.disk.take_over()
-        self.run = past.generation
-        self.controller = Controller(self.job.plan, self.job.config, past)
-        if self.job.rechooses_backups:
-            self.controller.backups.bound = DicedBackups(self.world)
         self.requests = Requests(self.world, self.job)
+        self._number = number
         self._impatient = self.world.chance(0.1)  # stops although something was asked for
-        self.ended = False
-        self._finished: int | None = None
         self._heard_joined: dict[NodeId, None] = {}  # in this order
         self._heard_lost: set[NodeId] = set(cluster.lost)
-        self.world.tell(
-            "{} starts: generation {}, cut {}, slices up to {}",
-            self.name, self.run, past.cut.slice if past.cut else 0, self.disk.newest_slice,
-        )  # fmt: skip
-
-    # -- events --------------------------------------------------------------------------------
-
-    def live(self) -> None:
-        """From the start to the graceful end."""
-        if self.disk.slices:
-            self._expose(ExposeSlice(self.disk.slices[-1], ()))
-        self.disk.discard_staged()
-        self.cluster.step("start")
-        nodes = self.cluster.await_nodes()
-        self._heard_joined |= dict.fromkeys(nodes)
-        self._handle(NodesJoined(nodes, self.world.now_ms))
-        while not self.ended:
-            self.cluster.step("idle")
-            self._hear()
-            if self.world.chance(0.25):
-                self.world.advance(IDLE_MS)
-                self._handle(Idled(self.world.now_ms))
-            elif self.disk.committed_batch + 1 < len(self.job.batches):
-                request = self.cluster.faults.request(self.requests, self.nodes)
-                if request is not None:
-                    self._ask(request)
-                self._offer(self.disk.committed_batch + 1)
-            elif self.requests.pending(self.nodes) and not self._impatient:
-                self._handle(Idled(self.world.now_ms))  # what was accepted must come true
-            elif self.world.chance(0.3):
-                self._handle(StopRequested(self.world.now_ms))
-
-    def _hear(self) -> None:
-        """Nodes that came or went while no job needed them."""
-        lost = tuple(n for n in self.cluster.lost if n not in self._heard_lost)
-        if lost:
-            self._handle(self._lost(lost, None))
-        joined = tuple(n for n in self.cluster.ready if n not in self._heard_joined)
-        if joined:
-            self._heard_joined |= dict.fromkeys(joined)
-            self._handle(NodesJoined(joined, self.world.now_ms))
+        self.run: Run | None = None  # once it has replayed
+        self.must_be_refused = False
+        self.stopping = False  # somebody has asked for it from within
+        dice, faults = self.world.dice, cluster.faults
+        self.plan = self.job.plan
+        if self.job.other_plans and faults.may("another parallelism", faults.chances.rescaled):
+            self.plan = dice.choice(self.job.other_plans)
+        self.fingerprint = fingerprint(self.plan)
+        self.offsets = (self.disk.offered_batch, self.disk.committed_batch)
+        if faults.may("misfits", faults.chances.misfit):
+            self._misfit(dice)
 
     @property
     def nodes(self) -> list[NodeId]:
         """As this driver knows them."""
         return [n for n in self._heard_joined if n not in self._heard_lost]
 
-    def _ask(self, request: Request) -> None:
-        mapping = self.controller.mapping
-        assert mapping is not None
+    def live(self) -> AnabranchError | None:
+        """From the start to the end; what ended it, if not its own end."""
+        self.world.tell("driver {} starts: slices up to {}", self._number, self.disk.newest_slice)
+        before = self.disk.store.changes["journal"]
+        try:
+            run = self.run = SimRun(self)
+        except AnabranchError as e:
+            changed = self.disk.store.changes["journal"] != before
+            if isinstance(e, CheckpointMismatchError) and changed:
+                violated("a driver that was refused has written to the journal")
+            return e
+        if self.must_be_refused:
+            violated(f"a driver was not refused whose offsets are {self.offsets}")
+        run.steps.on_progress.append(lambda progress: self._call_back("an observer"))
+        for target in self.disk.targets.values():
+            target.function = self._call_back if target.forgets else lambda sink: None
+        try:
+            while not run.over:
+                self._go_on(run)
+        except AnabranchError:
+            if run.error is None:
+                raise
+        finally:
+            run.close()
+        return run.error
+
+    def _misfit(self, dice: random.Random) -> None:
+        """Somebody starts what does not belong together; whether it is refused is checked."""
+        if dice.random() < 0.3 and self.disk.journal is not None:
+            self.fingerprint = {**self.fingerprint, "key_groups": 99}
+            self.cluster.excuses.add(CheckpointMismatchError)
+            self.must_be_refused = True
+        else:
+            offered, committed = (max(-1, n + dice.randint(-2, 2)) for n in self.offsets)
+            self.offsets = (offered, committed)
+            self.must_be_refused = self.offsets_misfit()
+            if self.must_be_refused:
+                self.cluster.excuses.add(StorageError)
+
+    def offsets_misfit(self) -> bool:
+        """Would rows be skipped, or read again as others? Spark reads what it offered and did not
+        commit once more, and nothing before it."""
+        offered, committed = self.offsets
+        slices = self.disk.slices
+        begun = max((s.batch for s in slices if s.batch is not None), default=-1)
+        whole = begun if not slices or slices[-1].batch_end else begun - 1
+        again = committed + 1  # the batch that Spark offers next
+        return not (again - 1 <= whole and begun <= offered <= whole + 1 and committed <= offered)
+
+    def connect(self, newest: SliceRecord | None) -> SimCluster:
+        offered, committed = (n if n >= 0 else None for n in self.offsets)
+        refuse_misfit("the simulated store", newest, offered, committed)
+        return self.cluster
+
+    def run_job(self) -> RunJob:
+        """The job as every driver finds it; sinks are new, their targets are not."""
+        plan, store = self.plan, self.disk.store
+        sinks = bound_sinks(self.disk.targets, plan.graph.name, store)
+        return RunJob(
+            store=store,
+            identity=Identity(JOB),
+            plan=plan,
+            config=self.job.config,
+            fingerprint=self.fingerprint,
+            sinks=sinks,
+            spec=SPEC,
+            sources=self.job.sources,
+            schema=None,
+            watch=Remarks(interval_ms=None),
+            validate=True,
+        )
+
+    def _call_back(self, who: str) -> None:
+        """A user's function, called in the middle of a step or after it, asks for something."""
+        faults, run = self.cluster.faults, self.run
+        if run is None or not faults.may("calls back", faults.chances.calls_back):
+            return
+        self.world.tell("{} asks for something", who)
+        if self.world.chance(0.5):
+            self.stopping = True
+            run.bring(StopRequested(self.world.now_ms))
+        else:
+            with contextlib.suppress(AdjustmentError):
+                run.scale("nobody", 2)
+
+    # -- what comes to it ----------------------------------------------------------------------
+
+    def _go_on(self, run: Run) -> None:
+        self.cluster.step("idle")
+        self._hear(run)
+        if run.over:
+            return
+        if self.world.chance(0.25):
+            self.world.advance(IDLE_MS)
+            run.bring(Idled(self.world.now_ms))
+        elif self.disk.committed_batch + 1 < len(self.job.batches):
+            self._ask(run)
+            self._offer(run, self.disk.committed_batch + 1)
+        elif self.requests.pending(self.nodes) and not self._impatient:
+            run.bring(Idled(self.world.now_ms))  # what was accepted must come true
+        elif self.world.chance(0.3):
+            run.bring(StopRequested(self.world.now_ms))
+
+    def _hear(self, run: Run) -> None:
+        """Of nodes that came or went while no job needed them."""
+        lost = tuple(n for n in self.cluster.lost if n not in self._heard_lost)
+        if lost:
+            self.lost(lost)
+            run.nodes_lost(lost, "gone")
+        joined = tuple(n for n in self.cluster.ready if n not in self._heard_joined)
+        if joined:
+            self.joined(joined)
+            run.nodes_joined(joined)
+
+    def lost(self, nodes: tuple[NodeId, ...]) -> None:
+        self._heard_lost.update(nodes)
+        self.requests.gone(nodes)
+
+    def joined(self, nodes: tuple[NodeId, ...]) -> None:
+        self._heard_joined |= dict.fromkeys(nodes)
+
+    def released(self, nodes: tuple[NodeId, ...]) -> None:
+        self.requests.gone(nodes)
+        for node in nodes:
+            del self._heard_joined[node]
+
+    def _ask(self, run: Run) -> None:
+        """Before a batch the user may ask for something."""
+        request = self.cluster.faults.request(self.requests, self.nodes)
+        if request is None or run.over:
+            return
+        placement = run.controller.placement
+        assert placement is not None
         possible = self.requests.may(request, self.nodes)
         self.world.tell("asked for: {}", request)
+        self.requests.ask(request, placement)
         try:
-            commands = self.controller.handle(request, self.world.wall_ms)
+            run.bring(request)
         except AdjustmentError as e:
             self.world.counts["requests refused"] += 1
             self.world.tell("… refused: {}", e)
+            self.requests.refused()
             self.checkers.answered(request, possible, accepted=False)
-            return
-        self.checkers.answered(request, possible, accepted=True)
-        self.requests.accepted(request, mapping)
-        self._carry_out(commands)
+        else:
+            if run.error is None:
+                self.checkers.answered(request, possible, accepted=True)
 
-    def _lost(self, nodes: tuple[NodeId, ...], logged: int | None) -> NodesLost:
-        self._heard_lost.update(nodes)
-        self.requests.gone(nodes)
-        return NodesLost(nodes, "gone", logged, self.world.now_ms)
-
-    def _offer(self, batch: int) -> None:
+    def _offer(self, run: Run, batch: int) -> None:
         """Spark offers a batch; when it is finished, Spark commits it."""
-        self._finished = None
-        while self._finished != batch:
-            before = self.disk.newest_slice
-            self._handle(BatchArrived(batch, self.world.now_ms))
-            if self._finished != batch and self.disk.newest_slice == before:
-                break
-            if self._finished != batch and not self._between():
+        self.disk.offered_batch = batch
+        while not run.offer(batch, batch):
+            if run.over or not self._between(run):
                 return
-        self.checkers.batch_returned(batch, self._finished)
         self.cluster.step("commit")
         self.disk.committed_batch = batch
 
-    def _between(self) -> bool:
+    def _between(self, run: Run) -> bool:
         """Between two slices of a batch others have their turn, also somebody who stops the run;
         does it go on?"""
-        self._hear()
-        request = self.cluster.faults.request(self.requests, self.nodes)
-        if request is not None:
-            self._ask(request)
-        if self.world.chance(0.05):
+        self._hear(run)
+        self._ask(run)
+        if self.world.fault(0.05) and not run.over:
             self.world.counts["stops in a batch"] += 1
-            self._handle(StopRequested(self.world.now_ms))
-        return not self.ended
+            run.bring(StopRequested(self.world.now_ms))
+        return not run.over
 
-    def _handle(self, event: Event) -> None:
-        self._carry_out(self.controller.handle(event, self.world.wall_ms))
 
-    def _carry_out(self, commands: list[Command]) -> None:
-        todo = deque(commands)
-        while todo and not self.ended:
-            command = todo.popleft()
-            self.cluster.step(type(command).__name__)
-            caused = self._execute(command)
-            self.checkers.after(command)
-            if caused is not None:
-                todo.extend(self.controller.handle(caused, self.world.wall_ms))
+class SimRun(Run):
+    """The real run; what it does is struck by faults and told to the checkers."""
 
-    # -- commands ------------------------------------------------------------------------------
-
-    def _execute(self, command: Command) -> Event | None:
-        try:
-            return self._do(command)
-        except NodesLostError as e:
-            return self._lost(e.nodes, self._logged(command, e.source_tasks))
-
-    def _do(self, command: Command) -> Event | None:
-        if isinstance(command, RecoverPartitions | PreparePartitions):
-            self.checkers.asked(command.plan.mapping.nodes, self.nodes)
-        match command:
-            case RecoverPartitions():
-                return self._recover(command.plan)
-            case PreparePartitions():
-                reports = self.cluster.prepare(command.plan, self.run)
-                return PartitionsPrepared(tuple(reports), self.world.now_ms)
-            case RequestNodes():
-                for _ in range(command.count):
-                    self.world.schedule(20, self.cluster.join)
-            case ReleaseNodes():
-                self.checkers.released(command.nodes)
-                self.cluster.release(command.nodes)
-                self.requests.gone(command.nodes)
-                for node in command.nodes:
-                    del self._heard_joined[node]
-                self.world.counts["released"] += len(command.nodes)
-            case RunSlice():
-                return self._run_slice(command)
-            case WriteSlice():
-                self.checkers.before_slice(command.record)
-                self.disk.records.append(command.record)
-                self.cluster.faults.slice_happened()
-                self.world.tell("slice {} has happened", command.record.number)
-            case ExposeSlice():
-                self._expose(command)
-            case WriteHead():
-                free = [n for n in self.nodes if n not in self.requests.drains]
-                self.checkers.before_head(command, free)
-                self.disk.write_head(command)
-                self.requests.journalled(command.mapping)
-                self._tell_head(command)
-            case TrimStorage():
-                self.disk.trim(command)
-            case FinishBatch():
-                self._finished = command.batch
-            case NoteBackups():
-                self.world.counts["backups chosen anew"] += 1
-                self.world.tell(
-                    "{} back up from now on", " ".join(map(str, sorted(command.backups))) or "none"
-                )
-            case AwaitNodes():
-                self.world.tell("no node is left")
-                nodes = self.cluster.await_nodes()
-                self._heard_joined |= dict.fromkeys(nodes)
-                return NodesJoined(nodes, self.world.now_ms)
-            case PollNodes():
-                assert self.controller.mapping is not None
-                reports = self.cluster.poll(self.run, self.controller.mapping.nodes)
-                return NodesPolled(tuple(reports), self.world.now_ms)
-            case FailRun():
-                raise command.error
-            case FinishRun():
-                self.ended = True
-                self.world.tell("the run ends")
-        return None
-
-    def _logged(self, command: Command, source_tasks: int | None) -> int | None:
-        if not isinstance(command, RunSlice) or command.plan.feed is not Feed.LIVE:
-            return None
-        plan = command.plan
-        found = self.disk.logged_tasks(plan.number, plan.generation, plan.attempt)
-        return source_tasks if found == source_tasks else None
-
-    def _run_slice(self, command: RunSlice) -> Event:
-        plan, mapping = command.plan, self.controller.mapping
-        assert mapping is not None
-        live = self.cluster.read_batch(plan.batch) if plan.feed is Feed.LIVE else []
-        self.world.tell(
-            "slice {} runs: {}, batch {}, attempt {}{} on {} (mapping {})",
-            plan.number, plan.feed.value, plan.batch, plan.attempt,
-            ", sealed" if plan.seal else "", " ".join(mapping.nodes), plan.mapping,
-        )  # fmt: skip
-        confirmed = self.disk.newest_slice
-        tasks, reports = self.cluster.run_slice(command, self.run, confirmed, mapping, live)
-        self.checkers.slice_ran(command, mapping, reports)
-        return SliceRan(plan.number, tasks, tuple(reports), self.world.now_ms)
-
-    def _recover(self, plan: RecoveryPlan) -> Event:
-        self._tell_recovery(plan)
-        # A torn file that nobody is told of counts as whole: later cuts will build upon it.
-        known, self.disk.torn = self.disk.torn, set(self.disk.torn)
-        found: set[str] = set()
-        try:
-            reports = self.cluster.recover(plan, self.run, self.name)
-            torn = [f for r in reports for f in r.failures if f.kind == "restore"]
-            found = self.disk.torn if torn else found
-        finally:
-            self.disk.torn = known | found
-        if torn:
-            self.world.counts["restores failed"] += 1
-            self.world.tell("the recovery met a torn checkpoint")
-            return RestoreFailed(StorageError(torn[0].message), self.world.now_ms)
-        return PartitionsRecovered(tuple(reports), self.world.now_ms)
-
-    def _expose(self, command: ExposeSlice) -> None:
-        self.disk.expose(command.record)
-        self.checkers.exposed(command.record)
-
-    # -- the story -----------------------------------------------------------------------------
-
-    def _tell_head(self, head: WriteHead) -> None:
-        cuts = [c.slice for c in (head.cut, head.previous) if c]
-        self.world.counts["heads"] += 1
-        self.world.tell("the journal begins anew: cuts {}, mapping {}", cuts, head.mapping.version)
-
-    def _tell_recovery(self, plan: RecoveryPlan) -> None:
-        self.world.counts["recoveries"] += 1
-        self.world.counts["parts"] += plan.part > 0
-        self.world.counts["adjustments"] += bool(plan.adjustment)
-        self.world.counts["stages"] += plan.seals
-        self.world.counts["shadows"] += len(plan.shadows)
-        self.world.counts["senders"] += len(plan.senders)
-        self.world.counts["promoted"] += len(plan.promoted)
-        self.world.tell(
-            "{} {}.{} from cut {}: {}; promoted {}; slices {}; shadows {}; senders {}",
-            "adjustment" if plan.adjustment else "recovery",
-            plan.mapping.version,
-            plan.part,
-            plan.cut,
-            " ".join(f"{p}→{plan.mapping.owners[p].node}" for p in sorted(plan.restored)),
-            " ".join(map(str, sorted(plan.promoted))) or "none",
-            [s.number for s in plan.slices],
-            " ".join(map(str, sorted(plan.shadows))) or "none",
-            " ".join(map(str, sorted(plan.senders))) or "none",
+    def __init__(self, driver: SimDriver) -> None:
+        self._driver = driver
+        world = driver.world
+        clock = Clock(
+            monotonic_ns=lambda: world.now_ms * 1_000_000,
+            wall_ms=lambda: world.wall_ms,
+            pause=lambda seconds: world.advance(round(seconds * 1000)),
         )
+        super().__init__(driver.run_job(), driver.connect, clock=clock, behind=False)
+
+    def _effects(self, holding: Holding, showing: Showing, behind: bool) -> Effects:
+        if self._driver.job.rechooses_backups:
+            self.controller.ledgers.backups.bound = DicedBackups(self._driver.world)
+        handle = self.controller.handle
+
+        def handled(event: Event, wall_ms: int | None = None) -> list[Command]:
+            commands = handle(event, wall_ms)
+            self._driver.requests.handled(event)
+            return commands
+
+        self.controller.handle = handled  # type: ignore[method-assign]
+        return SimEffects(
+            holding,
+            showing,
+            self.cluster,
+            self.caller,
+            self.history,
+            self._job.checkpoints,
+            self.clock,
+            behind,
+            driver=self._driver,
+        )
+
+    def close(self) -> None:
+        """A process that is killed lets go of nothing."""
+        if not isinstance(sys.exception(), DriverCrashedError):
+            super().close()
+
+    def _hand_out(self) -> None:
+        driver = self._driver
+        driver.cluster.step("start")
+        driver.joined(driver.cluster.await_nodes())
+        super()._hand_out()

@@ -11,19 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from anabranch.errors import StorageError
 from anabranch.model.ids import NodeId
 from anabranch.model.slices import Cut
 from anabranch.sim.world import World
 
 if TYPE_CHECKING:
-    from anabranch.sim.cluster import Cluster
+    from anabranch.sim.cluster import SimCluster
     from anabranch.sim.requests import Request, Requests
 
-MAX_BETWEEN_SLICES = 4
+MAX_BETWEEN_SLICES, MANY = 4, 9  # the latter in every fifth run
 MAX_MACHINES = 14
 
 
-class DriverCrashedError(Exception):
+class DriverCrashedError(BaseException):
     """The driver's process ends here; only what is on disk stays."""
 
 
@@ -41,6 +42,16 @@ class Chances:
     torn: float = 0.0  # a checkpoint file of the newest cut cannot be read
     struck: float = 0.0  # one of `strikes` happens
     strikes: Mapping[str, float] = field(default_factory=lambda: {"crash": 1.0})  # weights
+    stored: float = 0.0  # one of `storms` happens at a write of the driver's
+    storms: Mapping[str, float] = field(default_factory=lambda: {"crash": 1.0})  # weights
+    refused: float = 0.0  # a write of a task or a node is refused: its run ends
+    overlapping: float = 0.0  # a source task runs twice at once
+    misplaced: float = 0.0  # a call comes to another node first
+    raises: float = 0.0  # a user's function raises: its run ends
+    calls_back: float = 0.0  # a sink's function, or an observer, asks for something
+    sink_refuses: float = 0.0  # before or after it has taken a slice: its run ends
+    misfit: float = 0.0  # a driver starts with others' offsets, or another topology: it is refused
+    rescaled: float = 0.0  # … or with another parallelism
     requests: float = 0.0  # before a batch, the user asks for a scaling or a drain
     write_ms: int = 5  # at most, from a seal to its file
     last_step: int = 500  # then faults end
@@ -61,6 +72,16 @@ class Chances:
             full_disk=dice.choice((0.0, 0.0, 0.05)),
             torn=dice.choice((0.0, 0.1, 0.3)),
             struck=dice.choice((0.0, 0.01, 0.03, 0.08)),
+            stored=dice.choice((0.0, 0.01, 0.05)),
+            storms={k: dice.choice((0.0, 1.0, 3.0)) for k in ("crash", "refuse", "pause")},
+            refused=dice.choice((0.0, 0.0, 0.005)),
+            overlapping=dice.choice((0.0, 0.05, 0.2)),
+            misplaced=dice.choice((0.0, 0.02)),
+            raises=dice.choice((0.0, 0.0, 0.006)),
+            calls_back=dice.choice((0.0, 0.0, 0.1)),
+            sink_refuses=dice.choice((0.0, 0.0, 0.02)),
+            misfit=dice.choice((0.0, 0.3)),
+            rescaled=dice.choice((0.0, 0.5)),
             strikes=strikes,
             requests=dice.choice((0.0, 0.2, 0.5, 0.9)),
             write_ms=dice.choice((10, 40, 300)),
@@ -79,21 +100,34 @@ class Faults:
     def ended(self) -> bool:
         return True
 
-    def strike(self, kind: str, cluster: Cluster) -> None:
+    def strike(self, kind: str, cluster: SimCluster) -> None:
         """Called between any two calls and commands of a driver; `kind` says where."""
 
     def loses_packets(self) -> bool:
         return False
 
     def fills_disk(self) -> bool:
-        return not self.ended and self.world.chance(self.chances.full_disk)
+        return not self.ended and self.world.fault(self.chances.full_disk)
 
     def write_delay_ms(self) -> int:
         """From a seal to its file."""
         return self.world.dice.randint(1, 5 if self.ended else self.chances.write_ms)
 
-    def reads(self, path: str, cluster: Cluster) -> None:
+    def reads(self, path: str, cluster: SimCluster) -> None:
         """A node is about to read a checkpoint file, and the driver waits for it."""
+
+    def driver_writes(self, name: str, data: bytes, cluster: SimCluster) -> None:
+        """The driver is about to write."""
+
+    def driver_has_written(self, name: str, cluster: SimCluster) -> None:
+        """The driver has written, and does not know it yet."""
+
+    def task_writes(self, name: str, cluster: SimCluster) -> None:
+        """A node or a source task is about to write."""
+
+    def may(self, what: str, share: float) -> bool:
+        """Does something happen that is counted as `what`?"""
+        return False
 
     def slice_happened(self) -> None:
         """A slice was journalled."""
@@ -112,17 +146,24 @@ class RandomFaults(Faults):
 
     def __init__(self, world: World, chances: Chances | None = None) -> None:
         super().__init__(world, chances or Chances.drawn(world.dice))
-        self._left = MAX_BETWEEN_SLICES
+        self._most = MANY if world.seed % 5 == 4 else MAX_BETWEEN_SLICES
+        self._left = self._most
 
     @property
     def ended(self) -> bool:
         return self.world.steps > self.chances.last_step
 
     def slice_happened(self) -> None:
-        self._left = MAX_BETWEEN_SLICES
+        self._left = self._most
 
     def _may(self, share: float) -> bool:
-        return not self.ended and self._left > 0 and self.world.chance(share)
+        return not self.ended and self._left > 0 and self.world.fault(share)
+
+    def may(self, what: str, share: float) -> bool:
+        if not self._may(share):
+            return False
+        self._count(what)
+        return True
 
     def _count(self, what: str) -> None:
         self._left -= 1
@@ -135,10 +176,10 @@ class RandomFaults(Faults):
         self.world.tell("packets are lost")
         return True
 
-    def reads(self, path: str, cluster: Cluster) -> None:
+    def reads(self, path: str, cluster: SimCluster) -> None:
         """Only a file of the newest cut that the older one does not need, while there is one to
         fall back on: more damage than that no two cuts can mend."""
-        head = cluster.disk.head
+        head = cluster.disk.journal
         if head is None or head.cut is None or not self._may(self.chances.torn):
             return
         whole = bool(head.slices) and head.slices[0].number == 1
@@ -146,13 +187,60 @@ class RandomFaults(Faults):
         if falls_back and _has(head.cut, path) and not _has(head.previous, path):
             self._count("torn files")
             self.world.tell("{} is torn", path)
-            cluster.disk.torn.add(path)
+            cluster.weather.torn.add(path)
+
+    def driver_writes(self, name: str, data: bytes, cluster: SimCluster) -> None:
+        """A crash may leave a beginning of what was to be appended."""
+        storm = self._storm()
+        store = cluster.disk.store
+        if storm == "crash" and name in store.files and name.startswith("journal/"):
+            self._count("torn appends")
+            torn = data[: self.world.dice.randrange(len(data))]
+            store.write(name, store.files[name] + torn)
+        if storm == "pause" and name.startswith("generations/"):
+            return  # before its claim it is nobody: the one that starts meanwhile is the older one
+        self._break(storm, f"before it writes {name}", cluster)
+
+    def driver_has_written(self, name: str, cluster: SimCluster) -> None:
+        """What is refused here has happened all the same."""
+        self._break(self._storm(), f"when it has written {name}", cluster)
+
+    def _storm(self) -> str | None:
+        if not self._may(self.chances.stored):
+            return None
+        weights = self.chances.storms
+        if not any(weights.values()):
+            return None
+        return self.world.dice.choices([*weights], [*weights.values()])[0]
+
+    def _break(self, storm: str | None, when: str, cluster: SimCluster) -> None:
+        if storm == "crash":
+            self._count("driver crashes")
+            self.world.counts["driver crashes at a write"] += 1
+            self.world.tell("the driver crashes {}", when)
+            raise DriverCrashedError
+        if storm == "refuse":
+            self._count("writes refused")
+            self.world.tell("the driver is refused, {}", when)
+            cluster.excuses.add(StorageError)
+            raise StorageError("no space is left")
+        if storm == "pause":
+            self._count("drivers that pause")
+            self.world.tell("the driver pauses, {}, and another one starts", when)
+            cluster.replace_driver()
+            self.world.tell("the driver that was replaced goes on")
+
+    def task_writes(self, name: str, cluster: SimCluster) -> None:
+        if self.may("writes of tasks refused", self.chances.refused):
+            self.world.tell("the write of {} is refused", name)
+            cluster.excuses.add(StorageError)
+            raise StorageError("no space is left")
 
     def request(self, requests: Requests, nodes: list[NodeId]) -> Request | None:
-        asks = self.world.chance(self.chances.requests)
+        asks = self.world.fault(self.chances.requests)
         return requests.drawn(nodes) if asks else None
 
-    def strike(self, kind: str, cluster: Cluster) -> None:
+    def strike(self, kind: str, cluster: SimCluster) -> None:
         if not self._may(self.chances.struck):
             return
         weights = self.chances.strikes
@@ -169,7 +257,7 @@ class RandomFaults(Faults):
             self.world.counts[f"faults at {kind}"] += 1
             self._hit(what, up, cluster)
 
-    def _hit(self, what: str, up: list[NodeId], cluster: Cluster) -> None:
+    def _hit(self, what: str, up: list[NodeId], cluster: SimCluster) -> None:
         dice = self.world.dice
         most = min(len(up), self._left)
         for node in dice.sample(up, dice.choice((1, 1, 1, 1, most))):

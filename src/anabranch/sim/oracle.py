@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from anabranch.sim.workload import Row, Share, Workload, close, fold, moment, rekey
+from anabranch.sim.workload import RawShare, Row, Workload, close, fold, moment, rekey
 
 Shown = dict[tuple[str, str], tuple[Row, ...]]  # (sink, writer) → rows
 
@@ -21,7 +21,7 @@ class Oracle:
 
     def run(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[RawShare],
         watermark_us: int | None,
         processing_ms: int,
         layout: Mapping[str, Sequence[int]],
@@ -59,7 +59,7 @@ class Oracle:
             produced[chain.name] = rows
             for sink in chain.sinks:
                 for index, key, value in rows:
-                    writer = f"part-{chain.name}[{index}]"
+                    writer = f"part-{chain.name}-{index}"
                     shown.setdefault((sink, writer), []).append((key, value))
         if watermark_us is not None:
             self._closed_us = max(self._closed_us, watermark_us)

@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from anabranch.control.controller import ControlConfig
+from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.strategies import Strategy
+from anabranch.control.settings import ControlConfig
+from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.plan import Plan, compile_plan
-from anabranch.model.topology import Kind, Operator, Topology
+from anabranch.node.arrow.schemas import declared
 
 KEYS = 12
+FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multiple of it
+# Where numbers grow wider: slices in the names of files, a 32-bit integer, ten digits.
+WIDE = (10**12 - 3, 2**31 - 3, 10**9 - 2)
 Row = tuple[int, int]  # key, value
 RawRow = tuple[int, int, int]  # key, a value no other row has, event time in microseconds
-Share = Mapping[str, tuple[RawRow, ...]]  # a source task's rows, by source
+RawShare = Mapping[str, tuple[RawRow, ...]]  # a source task's rows, by source
 
+AUTOSCALE = Autoscale(
+    upper=0.4,
+    lower=0.2,
+    interval="40ms",
+    cool_down="80ms",
+    down_after="80ms",
+    drain_after="200ms",
+    max_parallelism=4,
+    max_nodes=5,
+)
 _MASK = (1 << 61) - 1
 _CLOSED = 0x5EED
 
@@ -58,12 +75,15 @@ class Workload:
     seed: int
     plan: Plan
     config: ControlConfig
-    batches: tuple[Share, ...]
+    batches: tuple[RawShare, ...]
     max_rows_per_slice: int | None
-    row_weight: int = 1  # a row counts as so many: long replays come in parts
+    row_weight: int = 1  # a row counts as this many: long replays come in parts
     rechooses_backups: bool = False  # who backs up changes now and then
+    fickle: bool = False  # the functions of sources make other values each time they are called
+    begins_after: int = 0  # the job has run for long: its slices, generations and versions are many
+    other_plans: tuple[Plan, ...] = ()  # with other parallelism, for later drivers
 
-    def read(self, batch: int, again: int) -> list[Share]:
+    def read(self, batch: int, again: int) -> list[RawShare]:
         """A batch as source tasks read it. Read again, its rows may be split differently and come
         in another order: file splits follow the number of cores."""
         dice = random.Random(f"{self.seed} {batch} {again}")
@@ -76,7 +96,7 @@ class Workload:
                 dice.choice(tasks)[source].append(row)
         return [{s: tuple(rows) for s, rows in task.items()} for task in tasks]
 
-    def chunks(self, share: Share, tasks: int) -> list[Share]:
+    def chunks(self, share: RawShare, tasks: int) -> list[RawShare]:
         """A source task's share, cut into slices."""
         longest = max(len(rows) for rows in share.values())
         limit = longest or 1
@@ -90,6 +110,12 @@ class Workload:
         return tuple(c.name for c in self.plan.source_chains)
 
 
+def fingerprint(plan: Plan) -> dict[str, Any]:
+    """As a compiled job has it, without columns."""
+    edges = [e for c in plan.source_chains for e in c.outputs]
+    return {**declared(plan), "log": {str(e.id): f"{e.target_op}/{e.port}" for e in edges}}
+
+
 def random_workload(seed: int, dice: random.Random) -> Workload:
     plan = random_plan(dice)
     sources = [c.name for c in plan.source_chains]
@@ -100,12 +126,19 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         checkpoint_interval_ms=dice.choice((20, 100, 300, 10**9)),
         watermark_delays_us={s: dice.choice((0, 5)) for s in sources} if timed else {},
         backups=dice.choice((None, frozenset(), chosen, chosen)),
-        synchronous=dice.random() < 0.1,
-        whole=dice.random() < 0.1,
-        rollback=dice.random() < 0.05,
+        strategy=Strategy(
+            synchronous=dice.random() < 0.1,
+            whole=dice.random() < 0.1,
+            rollback=dice.random() < 0.05,
+        ),
         parallel_recovery=dice.choice((1, 1, 2, 3)),
-        copies=dice.random() < 0.2,
     )
+    if dice.random() < 0.05:
+        config = replace(config, recovery_bound_s=dice.choice((0.25, 1.0)), backups=None)
+    if dice.random() < 0.1:
+        config = replace(config, autoscale=AUTOSCALE, slice_interval_ms=20)
+    copies = dice.random() < 0.2
+    config = replace(config, strategy=replace(config.strategy, copies=copies))
     return Workload(
         seed=seed,
         plan=plan,
@@ -113,8 +146,25 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         batches=random_batches(dice, sources),
         max_rows_per_slice=dice.choice((None, None, 4, 8)),
         row_weight=dice.choice((1, 1, 500_000)),
-        rechooses_backups=dice.random() < 0.3,
+        rechooses_backups=config.recovery_bound_s is None and dice.random() < 0.3,
+        fickle=dice.random() < 0.2,
+        begins_after=dice.choice((0, 0, 0, *WIDE)),
+        other_plans=_other_plans(plan, dice),
     )
+
+
+def _other_plans(plan: Plan, dice: random.Random) -> tuple[Plan, ...]:
+    """The same chains with another parallelism, where that leaves the chains as they are."""
+    operators = [
+        replace(o, parallelism=dice.randint(1, 3)) if o.kind is Kind.KEYED else o
+        for o in plan.graph.operators
+    ]
+    groups = plan.graph.key_groups
+    other = compile_plan(Graph.checked("simulated", operators, key_groups=groups))
+    same = [(c.name, c.operators) for c in other.chains] == [
+        (c.name, c.operators) for c in plan.chains
+    ]
+    return (other,) if same else ()
 
 
 def random_plan(dice: random.Random) -> Plan:
@@ -141,10 +191,10 @@ def random_plan(dice: random.Random) -> Plan:
     read = {p for o in operators for p in o.producers}
     shown = [o.name for o in operators if o.name not in read or dice.random() < 0.3]
     operators += [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in shown]
-    return compile_plan(Topology.checked("simulated", operators, key_groups=dice.choice((4, 6))))
+    return compile_plan(Graph.checked("simulated", operators, key_groups=dice.choice((4, 6))))
 
 
-def random_batches(dice: random.Random, sources: list[str]) -> tuple[Share, ...]:
+def random_batches(dice: random.Random, sources: list[str]) -> tuple[RawShare, ...]:
     batches = []
     number = 0
     for batch in range(dice.randint(3, 9)):

@@ -6,23 +6,34 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-STEP_MS = 6  # at most so much passes between two things that happen
+STEP_MS = 6  # at most this passes between two things that happen
 LEAP_MS, LEAPS = 100_000, 0.02  # of the wall clock, and how likely at each look
-# Faults end within 800 steps; the longest of the seeds 0 to 2,499 ends after 1,341.
+# Faults end within 800 steps; few seeds take more than 2,000.
 MAX_STEPS = 8_000
 
 
-class StuckError(Exception):
+class StuckError(BaseException):
     """The run does not come to an end."""
+
+
+class ViolationError(BaseException):
+    """Something that must never happen did."""
+
+
+def violated(what: str) -> NoReturn:
+    raise ViolationError(what)
 
 
 class World:
     """The clock and what is due on it. Nothing happens but in `advance`, in order of time."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, only: frozenset[int] | None = None) -> None:
+        """Of the faults that the dice say, `only` those with these numbers happen, or all."""
         self.seed = seed
+        self.only = only
+        self.faults = 0
         self.dice = random.Random(seed)
         self.now_ms = 0
         self._ahead_ms = 0  # the wall clock
@@ -59,6 +70,13 @@ class World:
 
     def chance(self, share: float) -> bool:
         return share > 0 and self.dice.random() < share
+
+    def fault(self, share: float) -> bool:
+        """Does a fault happen here? They are numbered, so that a run can have fewer of them."""
+        if not self.chance(share):
+            return False
+        self.faults += 1
+        return self.only is None or self.faults - 1 in self.only
 
     def tell(self, what: str, *details: Any) -> None:
         """One line of the story; formatted only when somebody reads it."""

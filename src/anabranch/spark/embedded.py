@@ -1,7 +1,8 @@
 """A real standalone Spark cluster on this machine, from the pip package alone.
 
-One Master and, per node, one Worker that hosts one executor of one core: processes that can be
-killed and added one by one, as on a cluster of machines. The invariants: no process and no file
+One Master, one Worker for the executors of the nodes it starts with, one core each, and one Worker
+for every node that is added: processes that can be killed one by one, as on a cluster of machines.
+The invariants: no process and no file
 outlives the cluster, whether it is closed, its block raises, or its owner is killed (watchdog.py);
 and every socket of it is on this machine only and asks for a secret, which is in a file that only
 this user can read and, for executors, in the environment, but never in a command line.
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,14 +28,18 @@ from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark import __version__ as spark_version
 from pyspark.find_spark_home import _find_spark_home
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from anabranch.driver.starting import announce
 from anabranch.errors import ClusterError, ConfigError
 from anabranch.spark import watchdog
-from anabranch.spark.java import find_java
-from anabranch.spark.session import SETTINGS, executors
+from anabranch.spark.archive import ClassArchive, Making
+from anabranch.spark.gateway import Gateway, end_gateway, tail
+from anabranch.spark.java import find_java, said_by_java
+from anabranch.spark.session import SHARES_FILES, executors
+from anabranch.spark.settings import SETTINGS, is_owned, users_defaults
 
 HOST = "127.0.0.1"
 # Three nodes took 50 s in all to start on two cores with a load of six.
@@ -72,26 +78,66 @@ spark.org.apache.spark.ui.JWSFilter.param.secretKey {web_secret}
 # Both idle most of their life: the quick compiler and the small collector start fastest.
 _DAEMON_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
 
+# Drivers and executors spend a third of a start in the optimising compiler, on code that slices do
+# not need. It waits for ten times as many calls; what is hot has them within seconds.
+_PATIENT_COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+
+# Settings that a JVM of a driver needs when it starts.
+_AT_LAUNCH = ("spark.driver.", "spark.jars")
+
+# Classes are looked for jar by jar. These have most of what a start loads: found first, they spare
+# it a look into most of Spark's 280 jars, and a third of its CPU time.
+_HOT = (
+    *("scala-library", "spark-core", "log4j-core", "spark-config", "jackson-databind"),
+    *("hadoop-client-runtime", "hadoop-client-api", "netty-common", "netty-transport"),
+    *("log4j-api", "jackson-core", "netty-buffer", "spark-network-common", "spark-common-utils"),
+    *("log4j-1.2-api", "jakarta.servlet-api", "log4j-layout-template-json", "metrics-core"),
+    *("slf4j-api", "jackson-annotations", "netty-codec", "netty-handler", "scala-xml", "json4s"),
+    # Of drivers and executors.
+    *("spark-catalyst", "scala-reflect", "spark-sql", "janino", "commons-compiler", "parquet"),
+    *("arrow", "antlr4-runtime", "jackson-module-scala", "kryo-shaded", "chill", "py4j", "ivy"),
+    *("icu4j", "lz4-java", "spark-network-shuffle", "spark-unsafe", "spark-kvstore"),
+)
+
 T = TypeVar("T")
 
 
 class EmbeddedCluster:
-    """`nodes` workers of one core and `memory_mb` each; starts at once, ends with its block."""
+    """`nodes` workers of one core and `memory_mb` each; starts at once, ends with its block.
 
-    def __init__(self, nodes: int = 3, memory_mb: int = 1024) -> None:
+    `conf` are settings of Spark for its sessions. The JVM of the first session starts together
+    with master and workers.
+    """
+
+    def __init__(
+        self, nodes: int = 3, memory_mb: int = 1024, conf: Mapping[str, str] | None = None
+    ) -> None:
         if nodes < 1:
             raise ConfigError(f"a cluster needs at least one node: nodes={nodes}")
         if memory_mb < 512:
             raise ConfigError(f"a Spark executor needs 512 MB or more: memory_mb={memory_mb}")
         if sys.platform != "linux":
             raise ClusterError("EmbeddedCluster reads /proc: run it on Linux")
+        count = "one node" if nodes == 1 else f"{nodes} nodes"
+        announce(f"starting a cluster of {count} on this machine")
         self._memory_mb = memory_mb
+        self._conf = dict(conf or {})
+        self._defaults = {k: v for k, v in users_defaults().items() if not is_owned(k, True)}
+        self._gateway: Gateway | None = None
         self._java = find_java()
+        self._archive = ClassArchive(self._java, _class_path(), spark_version)
+        self._making: Making | None = None  # by the driver of the session
         temporary = tempfile.gettempdir()
         if len(temporary) > MAX_TEMPORARY_PATH:
             temporary = "/tmp"
         self.directory = Path(tempfile.mkdtemp(prefix="anabranch-", dir=temporary))
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._room: dict[str, int] = {}  # executors that a worker can have
         self._started_workers = 0
         self._spark: SparkSession | None = None
         self._closed = False
@@ -102,17 +148,17 @@ class EmbeddedCluster:
             start_new_session=True,
         )
         try:
-            (self.directory / "conf").mkdir()
-            (self.directory / "conf" / "log4j2.properties").write_text(_LOG4J2)
             (self.directory / "sockets").mkdir()
-            self._write_secrets(self.directory / "conf" / "spark-defaults.conf")
+            self._write_defaults()
+            if SparkContext._active_spark_context is None:  # else there will be no session here
+                self._gateway = self._launch({})
             self._master = self._start_daemon("master", "deploy.master.Master", ["--port", "0"])
             self.master_url = self._await_log(
                 "master", r"Starting Spark master at (spark://\S+)", self._master
             )
-            names = [self._start_worker() for _ in range(nodes)]
-            for name in names:
-                self._await_registered(name)
+            self._await_registered(self._start_worker(nodes))
+            if self._gateway is not None:
+                self._gateway.wait()  # it changes the environment of this process until then
         except BaseException:
             self.close()
             raise
@@ -135,22 +181,41 @@ class EmbeddedCluster:
         """
         if SparkContext._active_spark_context is not None:
             raise ClusterError("this process has a Spark session already: call its stop() first")
-        _end_driver()
-        settings = {**SETTINGS, **self._driver_settings(app_name), **(conf or {})}
+        self._end_driver()
+        announce("starting the driver")
+        settings = self._settings(conf or {}) | {
+            "spark.master": self.master_url,
+            "spark.app.name": app_name,
+        }
+        first, self._gateway = self._gateway, None
+        if first is None or any(key.startswith(_AT_LAUNCH) for key in conf or {}):
+            if first is not None:
+                first.end()
+            first = self._launch(conf or {})
+        gateway, self._making = first.wait(), first.making
         spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        with self._environment("driver"), self._log("driver").open("ab") as log:
-            gateway = launch_gateway(spark_conf, {"stderr": log})
-            context = SparkContext(conf=spark_conf, gateway=gateway)
-        self._spark = spark = SparkSession(context)
-        _clusters[context] = self
         try:
-            self._await(
-                lambda: len(executors(spark)) >= len(self.workers) or None,
-                "not every worker's executor joined the session",
-                "driver",
-            )
+            with self.environment("driver"):
+                context = SparkContext(conf=spark_conf, gateway=gateway)
+            self._spark = spark = SparkSession(context)
+        except Exception as e:  # a setting of the user's, say
+            why = said_by_java(e, self.log("driver"))
+            raise ClusterError(f"the Spark driver did not start: {why}") from e
+        _clusters[context] = self
+        told = -1
+
+        def all_there() -> bool | None:
+            nonlocal told
+            joined, wanted = len(executors(spark)), self._executors_wanted
+            if joined != told:
+                announce(f"waiting for nodes, {joined} of {wanted} are there")
+                told = joined
+            return joined >= wanted or None
+
+        try:
+            self._await(all_there, "not every worker's executor joined the session", "driver")
         except Py4JError:  # the driver's JVM ends when the master gives its application up
-            raise ClusterError(f"the Spark driver ended: {self._tail('driver')}") from None
+            raise ClusterError(f"the Spark driver ended: {self.tail('driver')}") from None
         return spark
 
     def add_node(self) -> str:
@@ -160,10 +225,14 @@ class EmbeddedCluster:
         return name
 
     def make_room(self, nodes: int) -> None:
-        """Start workers for so many more executors, where none is free for them."""
-        free = len(self.workers) - len(self.executors())
+        """Start workers for further executors, where none is free for them."""
+        free = self._executors_wanted - len(self.executors())
         for _ in range(nodes - free):
             self._start_worker()
+
+    @property
+    def _executors_wanted(self) -> int:
+        return sum(self._room[name] for name in self.workers)
 
     @property
     def workers(self) -> dict[str, int]:
@@ -197,35 +266,73 @@ class EmbeddedCluster:
                 with contextlib.suppress(Exception):  # its JVM may be the one that died
                     self._spark.stop()
             if self._spark is not None:
-                _end_driver()
+                self._end_driver()
         finally:
             watchdog.end(str(self.directory))
+            if self._gateway is not None:
+                self._gateway.end()
+                watchdog.end(str(self.directory))  # what it may have started meanwhile
             self._watchdog.kill()
             for process in [*self._workers.values(), getattr(self, "_master", None)]:
                 if process is not None:
                     process.wait()
             self._watchdog.wait()
 
-    def _write_secrets(self, path: Path) -> None:
-        """Nobody ever asks the web pages of master and workers: nobody gets their secret."""
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(
-            _DEFAULTS.format(secret=secrets.token_hex(32), web_secret=secrets.token_urlsafe(32))
-        )
+    def _write_defaults(self) -> None:
+        """Nobody ever asks the web pages of master and workers: nobody gets their secret. The
+        user's own spark-defaults.conf is for drivers; it may hold secrets, too."""
+        ours = _DEFAULTS.format(secret=secrets.token_hex(32), web_secret=secrets.token_urlsafe(32))
+        users = "".join(f"{key} {value}\n" for key, value in self._defaults.items())
+        for name, text in (("conf", ours), ("driver-conf", users + ours)):
+            directory = self.directory / name
+            directory.mkdir()
+            (directory / "log4j2.properties").write_text(_LOG4J2)
+            path = directory / "spark-defaults.conf"
+            path.touch(mode=0o600, exist_ok=False)
+            path.write_text(text)
 
-    def _driver_settings(self, app_name: str) -> dict[str, str]:
-        return {
-            "spark.master": self.master_url,
-            "spark.app.name": app_name,
+    def _settings(self, conf: Mapping[str, str]) -> dict[str, str]:
+        """Of a session, but for what stands in the user's spark-defaults.conf."""
+        classes = ":".join([*map(str, _hot_jars()), f"{_jars()}/*"])
+        options = " ".join([*_PATIENT_COMPILER, *self._archive.use()])
+        ours = {
+            **SETTINGS,
+            "spark.driver.extraClassPath": classes,
+            "spark.executor.extraClassPath": classes,
+            "spark.driver.defaultJavaOptions": options,
+            "spark.executor.defaultJavaOptions": options,
             "spark.driver.host": HOST,
             "spark.driver.bindAddress": HOST,
             "spark.executor.memory": f"{self._memory_mb}m",
             "spark.ui.enabled": "false",
             "spark.python.daemon.module": "anabranch.spark.worker_daemon",
+            SHARES_FILES: "true",
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
-            # Whoever can connect to them is served, so they are where nobody else can look.
+            # All who can connect to them are served, so they are where nobody else can look.
             "spark.python.unix.domain.socket.dir": str(self.directory / "sockets"),
         }
+        return {k: v for k, v in ours.items() if k not in self._defaults} | self._conf | dict(conf)
+
+    def _launch(self, conf: Mapping[str, str]) -> Gateway:
+        """Start the JVM of a driver. It writes the archive of classes, if there is none yet and the
+        user has no say in its command: the archive is to fit the next one's."""
+        settings = self._settings(conf)
+        theirs = {**self._defaults, **self._conf, **conf}
+        making = None
+        if not any(key.startswith("spark.driver.") for key in theirs):
+            making = self._archive.make()
+        if making is not None:
+            settings["spark.driver.defaultJavaOptions"] += " " + " ".join(making.options)
+        environment = partial(self.environment, "driver")
+        return Gateway(settings, environment, self.log("driver"), making)
+
+    def _end_driver(self) -> None:
+        """End the JVM behind PySpark, which otherwise keeps settings and logs of a past session."""
+        gateway, making, self._making = SparkContext._gateway, self._making, None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        if gateway is not None:
+            end_gateway(gateway, making)
 
     def _variables(self, name: str) -> dict[str, str]:
         """What every process of the cluster inherits."""
@@ -243,25 +350,31 @@ class EmbeddedCluster:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_LOCAL_DIRS": str(local),
-            # Also keeps the user's spark-defaults.conf and spark-env.sh out.
-            "SPARK_CONF_DIR": str(self.directory / "conf"),
+            # Also keeps the user's spark-env.sh out.
+            "SPARK_CONF_DIR": str(self.directory / ("driver-conf" if name == "driver" else "conf")),
         }
 
     @contextlib.contextmanager
-    def _environment(self, name: str) -> Iterator[None]:
-        """PySpark gives its JVM a copy of os.environ and nothing else."""
-        before = dict(os.environ)
-        os.environ.update(self._variables(name))
+    def environment(self, name: str) -> Iterator[None]:
+        """PySpark gives its JVM a copy of os.environ and nothing else. Other threads see it, too,
+        and start processes with variables of their own in the place of these."""
+        variables = self._variables(name)
+        before = {key: os.environ.get(key) for key in variables}
+        os.environ.update(variables)
         try:
             yield
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
 
-    def _start_worker(self) -> str:
+    def _start_worker(self, nodes: int = 1) -> str:
         self._started_workers += 1
         name = f"worker-{self._started_workers}"
-        resources = ["--cores", "1", "--memory", f"{self._memory_mb}M"]
+        self._room[name] = nodes
+        resources = ["--cores", str(nodes), "--memory", f"{nodes * self._memory_mb}M"]
         work = ["--work-dir", str(self.directory / name), self.master_url]
         self._workers[name] = self._start_daemon(
             name, "deploy.worker.Worker", [*resources, "--port", "0", *work]
@@ -278,14 +391,15 @@ class EmbeddedCluster:
         command = [
             str(self._java.executable),
             *_DAEMON_OPTIONS,
+            *self._archive.use(),
             *(f"-D{key}={value}" for key, value in properties.items()),
             "-cp",
-            f"{self.directory / 'conf'}:{_find_spark_home()}/jars/*",
+            ":".join([*map(str, _hot_jars()), f"{_jars()}/*", f"{self.directory / 'conf'}"]),
             f"org.apache.spark.{main}",
             *("--host", HOST, "--webui-port", "0"),
             *arguments,
         ]
-        with self._log(name).open("wb") as log:
+        with self.log(name).open("wb") as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -296,7 +410,7 @@ class EmbeddedCluster:
                 start_new_session=True,
             )
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 
     def _await_registered(self, name: str) -> None:
@@ -305,8 +419,8 @@ class EmbeddedCluster:
     def _await_log(self, name: str, pattern: str, process: subprocess.Popen[bytes]) -> str:
         def search() -> str | None:
             if process.poll() is not None:
-                raise ClusterError(f"the {name} of the cluster ended at once: {self._tail(name)}")
-            found = re.search(pattern, self._log(name).read_text(errors="replace"))
+                raise ClusterError(f"the {name} of the cluster ended at once: {self.tail(name)}")
+            found = re.search(pattern, self.log(name).read_text(errors="replace"))
             return found.group(1) if found else None
 
         return self._await(search, f"the {name} of the cluster did not start", name)
@@ -316,39 +430,37 @@ class EmbeddedCluster:
         while (found := look()) is None:
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{complaint} within {START_TIMEOUT_S:.0f} s: {self._tail(log_name)}"
+                    f"{complaint} within {START_TIMEOUT_S:.0f} s: {self.tail(log_name)}"
                 )
             time.sleep(POLL_S)
         return found
 
-    def _tail(self, name: str) -> str:
-        return self._log(name).read_text(errors="replace")[-500:].strip() or "its log is empty"
+    def tail(self, name: str) -> str:
+        return tail(self.log(name))
 
 
 _clusters: WeakKeyDictionary[Any, EmbeddedCluster] = WeakKeyDictionary()
 
 
 def make_room(spark: SparkSession, nodes: int) -> None:
-    """For so many more nodes, if the session is one of a cluster on this machine."""
+    """For further nodes, if the session is one of a cluster on this machine."""
     cluster = _clusters.get(spark.sparkContext)
     if cluster is not None:
         cluster.make_room(nodes)
 
 
-def _end_driver() -> None:
-    """End the JVM behind PySpark, which otherwise keeps settings and logs of a past session."""
-    gateway = SparkContext._gateway
-    if gateway is None:
-        return
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    with contextlib.suppress(Exception):  # a JVM that is gone cannot say goodbye
-        gateway.shutdown()
-    process = getattr(gateway, "proc", None)
-    if process is not None:
-        process.stdin.close()
-        process.kill()
-        process.wait()
+def _jars() -> Path:
+    return Path(_find_spark_home()) / "jars"
+
+
+def _hot_jars() -> list[Path]:
+    return [jar for name in _HOT for jar in sorted(_jars().glob(f"{name}[-_]*.jar"))]
+
+
+def _class_path() -> list[Path]:
+    """As every JVM of the cluster has it. Directories come last: with one before them, classes of a
+    jar cannot be archived."""
+    return [*_hot_jars(), *sorted(_jars().glob("*.jar"))]
 
 
 def _command_line(pid: int) -> list[str]:

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.errors import ConfigError
 from anabranch.generators import Generator
-from anabranch.spark.session import ship_package
+from anabranch.spark.session import shares_files, ship_package
 from anabranch.spark.shipping import pickle_job
 
 try:
@@ -80,7 +80,8 @@ def generated(
 
 def _register(spark: SparkSession) -> None:
     if spark not in _registered:
-        ship_package(spark)  # before: what is registered names the files it needs
+        if not shares_files(spark):
+            ship_package(spark)  # before: what is registered names the files it needs
         spark.dataSource.register(GeneratedSource)
         _registered.add(spark)
 

@@ -57,6 +57,19 @@ def find_java(
     )
 
 
+def said_by_java(error: Exception, log: Path) -> str:
+    """Why a JVM did not do what it was asked for, in one line: the deepest cause of its trace, else
+    what it logged last."""
+    try:
+        text = f"{error}\n{log.read_text(errors='replace')}"
+    except Exception:  # an error of a JVM that is gone cannot even be shown
+        text = type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    named = [line.removeprefix(": ") for line in lines if re.search(r"(Exception|Error): \S", line)]
+    return (causes or named or lines or [type(error).__name__])[-1 if causes else 0][:300]
+
+
 def _candidates(environ: Mapping[str, str], jvm_directory: Path) -> Iterator[Path]:
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"])

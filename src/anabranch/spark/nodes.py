@@ -19,10 +19,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from anabranch.driver.cluster import NodesObserver
+from anabranch.driver.heartbeats import Beat, Heartbeats
 from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId
 from anabranch.spark.embedded import make_room
-from anabranch.spark.heartbeats import Beat, Heartbeats
 from anabranch.spark.session import executors
 
 log = logging.getLogger("anabranch")
@@ -62,14 +63,10 @@ class NodeWatch:
         spark: SparkSession,
         timeout_s: float,
         warm: Callable[[NodeId], None],
-        on_lost: Callable[[tuple[NodeId, ...], str], None],
-        on_joined: Callable[[tuple[NodeId, ...]], None],
     ) -> None:
         self._spark = spark
         self._sc: Any = spark.sparkContext
         self._warm = warm
-        self._on_lost = on_lost
-        self._on_joined = on_joined
         self._locations: dict[NodeId, Any] = {}
         self._hosts: dict[NodeId, str] = {}
         self._guards: set[Guard] = set()
@@ -85,8 +82,10 @@ class NodeWatch:
         self.ready = tuple(self._locations)
         self._here: set[str] = set(self.ready)  # Spark's list at the last look
 
-    def start(self) -> None:
-        threading.Thread(target=self._look_on, name="anabranch-nodes", daemon=True).start()
+    def start(self, observer: NodesObserver) -> None:
+        threading.Thread(
+            target=self._look_on, args=(observer,), name="anabranch-nodes", daemon=True
+        ).start()
 
     def close(self) -> None:
         self._closed.set()
@@ -100,6 +99,12 @@ class NodeWatch:
     def settled(self) -> bool:
         """Is every executor a node that is warm?"""
         return self._here <= set(self.ready)
+
+    @property
+    def joining(self) -> tuple[NodeId, ...]:
+        """Executors that are being warmed."""
+        known = {*self.ready, *self.lost}
+        return tuple(NodeId(n) for n in sorted(self._here) if n not in known)
 
     def await_nodes(self) -> tuple[NodeId, ...]:
         """Nodes that have joined and are warm; ClusterError when none comes."""
@@ -131,7 +136,7 @@ class NodeWatch:
         self._sc._jsc.sc().requestTotalExecutors(total, 0, nowhere)
 
     def release(self, nodes: tuple[NodeId, ...]) -> None:
-        """Give executors back to Spark's cluster manager, which shall not replace them."""
+        """Give executors back to Spark's cluster manager, which is not to replace them."""
         # Without this Spark would take the number it wants for 0, and replace no lost one either.
         self._want(len(executors(self._spark)))
         for node in nodes:
@@ -173,16 +178,16 @@ class NodeWatch:
         self._hosts[node] = host
         self._locations[node] = jvm.org.apache.spark.api.python.PythonUtils.toSeq(where)
 
-    def _look_on(self) -> None:
+    def _look_on(self, observer: NodesObserver) -> None:
         while not self._closed.wait(LOOK_S):
             try:
-                self._look()
+                self._look(observer)
             except Exception as e:
                 if self._sc._jsc is None or self._sc._jsc.sc().isStopped():
                     return  # the Spark application has ended, and this with it
                 log.debug("a look at the executors failed: %r", e)
 
-    def _look(self) -> None:
+    def _look(self, observer: NodesObserver) -> None:
         here = executors(self._spark)
         self._here = set(here)
         gone = {
@@ -201,12 +206,12 @@ class NodeWatch:
             self._sc.cancelJobsWithTag(guard.tag)  # again, until it has let go
         if gone and not doomed:
             reason = "; ".join(dict.fromkeys(gone.values()))
-            threading.Thread(target=self._on_lost, args=(tuple(gone), reason), daemon=True).start()
+            _behind(observer.nodes_lost, tuple(gone), reason)
         for node in silent:  # last, for it may take a while: it may be a zombie, so it must die
             self._sc._jsc.sc().killAndReplaceExecutor(node)
         for new in [NodeId(n) for n in here if n not in self._locations]:
             self._add(new, here[new])
-            threading.Thread(target=self._welcome, args=(new,), daemon=True).start()
+            _behind(self._welcome, new, observer)
 
     def _is_overdue(self, guard: Guard) -> bool:
         """Two beats later, so that every node has said meanwhile what it is doing."""
@@ -218,7 +223,7 @@ class NodeWatch:
             guard.overdue = {n: beats[n] for n in guard.nodes if n in beats and beats[n].doing}
         return guard.overdue is not None
 
-    def _welcome(self, node: NodeId) -> None:
+    def _welcome(self, node: NodeId, observer: NodesObserver) -> None:
         try:
             self._warm(node)
         except Exception as e:
@@ -228,4 +233,9 @@ class NodeWatch:
             return
         self.ready = (*self.ready, node)
         log.info("node %s joined", node)
-        self._on_joined((node,))
+        observer.nodes_joined((node,))
+
+
+def _behind(work: Callable[..., None], *arguments: Any) -> None:
+    """The watch goes on meanwhile."""
+    threading.Thread(target=work, args=arguments, daemon=True).start()

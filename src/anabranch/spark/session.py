@@ -22,41 +22,10 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from anabranch.errors import ClusterError, ConfigError
-
-SETTINGS: dict[str, str] = {
-    # One task at a time per executor: a node is one executor and one node process.
-    "spark.executor.cores": "1",
-    "spark.task.cpus": "1",
-    # A task is pinned by the preferred location executor_<host>_<id>; it waits for that executor
-    # rather than run elsewhere. The driver cancels the job of a lost executor, so nothing waits
-    # this long.
-    "spark.locality.wait.process": "600s",
-    # Coarser preferences (host, rack) are hints: never wait for them.
-    "spark.locality.wait": "0s",
-    # Else Spark moves reduce tasks to where most of their input lies, away from their node.
-    "spark.shuffle.reduceLocality.enabled": "false",
-    # How soon a task held back by locality is offered again (Spark: 1 s, longer than a wave).
-    "spark.scheduler.revive.interval": "100ms",
-    # A second copy of a pinned task would run on a node without its state.
-    "spark.speculation": "false",
-    # Spark would stop idle executors, and their state with them; Anabranch scales by itself.
-    "spark.dynamicAllocation.enabled": "false",
-    # Which node is unfit is decided by the control plane alone.
-    "spark.excludeOnFailure.enabled": "false",
-    # A fetch from a dead node must fail at once, not after three waits of 5 s.
-    "spark.shuffle.io.retryWait": "200ms",
-    # A new Python worker per task would cost its start and imports in every wave.
-    "spark.python.worker.reuse": "true",
-    # Between the JVM and Python workers, TCP with small writes stalls 40 ms on delayed
-    # acknowledgements, several times per slice; Unix sockets do not (Spark 4.1 and newer).
-    "spark.python.unix.domain.socket.enabled": "true",
-    # Shuffle files of past waves are freed only after a driver garbage collection (Spark: 30 min).
-    "spark.cleaner.periodicGC.interval": "5min",
-    # Progress bars would overwrite the terminal several times a second.
-    "spark.ui.showConsoleProgress": "false",
-}
+from anabranch.spark.settings import SETTINGS, refuse_local
 
 MIN_SPARK = (4, 0)
+SHARES_FILES = "spark.anabranch.sharesFiles"  # set by clusters on this machine
 # A pinned task may wait for a node that is busy with a large slice.
 MIN_PINNED_WAIT_MS = 60_000
 # The versions named in pyproject.toml.
@@ -69,6 +38,11 @@ def check_session(spark: SparkSession) -> None:
         raise ConfigError(
             "Anabranch pins tasks to executors, which Spark Connect cannot: build the session "
             "with SparkSession.builder.master(...) instead of .remote(...)"
+        )
+    if not isinstance(spark, SparkSession):
+        raise ConfigError(
+            f"spark is {spark!r}, which is no Spark session; give that of a cluster: "
+            "EmbeddedCluster(nodes=3).session(name), or SparkSession.builder…getOrCreate()"
         )
     if _numbers(spark.version) < MIN_SPARK:
         least = ".".join(map(str, MIN_SPARK))
@@ -93,12 +67,7 @@ _WHY = {
 
 
 def _check_slots(master: str, conf: Any) -> None:
-    if re.match(r"local(\[|$)", master):
-        raise ConfigError(
-            f"master {master} has no executors that could fail or be added: use "
-            "local-cluster[n,1,1024] or EmbeddedCluster",
-            master=master,
-        )
+    refuse_local(master)
     cores = conf.get("spark.executor.cores", None)
     if cores is None:
         local_cluster = re.match(r"local-cluster\[\s*\d+\s*,\s*(\d+)", master)
@@ -144,7 +113,7 @@ def _check_locality(spark: SparkSession, conf: Any) -> None:
 def close_callbacks(spark: SparkSession) -> None:
     """Let nobody but Spark's own JVM call back into this process, as it does for every batch.
 
-    PySpark listens for that on a port of this machine and serves whoever calls: any user of the
+    PySpark listens for that on a port of this machine and serves every caller: any user of the
     machine could offer the job a batch. Py4J can ask for a token, but its JVM side forgets it
     where it learns the port (`PythonClient.copyWith`), so it is put there by hand.
     """
@@ -250,6 +219,12 @@ def ship_package(spark: SparkSession) -> str:
     return name
 
 
+def shares_files(spark: SparkSession) -> bool:
+    """Do executors run this very Python with its packages? Then nothing need be shipped to them,
+    nor looked for."""
+    return bool(spark.sparkContext.getConf().get(SHARES_FILES, "false") == "true")
+
+
 def _zip_package(target: Path) -> None:
     """Sources with their bytecode beside them: Python never caches what it compiles from a zip."""
     package = Path(anabranch.__file__).parent
@@ -274,3 +249,11 @@ def _zip_package(target: Path) -> None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def first_line(error: Exception) -> str:
+    """What Spark has to say, without the trace and the query plan below it."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() or java) if java is not None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -23,14 +23,12 @@ from typing import Any
 from pyspark.serializers import SpecialLengths
 
 from anabranch.errors import AnabranchError, ClusterError
-from anabranch.node import activity, client
-from anabranch.node.messages import JobSpec
-from anabranch.node.source_task import (
-    ReplayRequest,
-    SourceRequest,
-    run_replay_task,
-    run_source_task,
-)
+from anabranch.node import activity
+from anabranch.node.arrow.job import JobSpec
+from anabranch.node.arrow.packets import encode_blob
+from anabranch.node.process import client
+from anabranch.node.protocol.messages import ReplayRequest, SourceRequest
+from anabranch.node.protocol.source_task import run_replay_task, run_source_task
 
 # PySpark collects garbage after every task: some 28 ms with all that was imported, far more than
 # a small wave takes. What is here by now is here for good, so keep it out of that.
@@ -75,9 +73,9 @@ def source_frames(job: bytes, request: bytes, task: int, batches: Iterable[Any])
     with contextlib.suppress(AnabranchError, OSError):  # it can work without telling of it
         activity.keep_slate(client.socket_path(client.executor_pid()))
     frames = (b[0] if isinstance(b, tuple) else b for b in batches)
-    for node, blob in enumerate(run_source_task(_load(job), ask, task, frames)):
+    for node, parcel in enumerate(run_source_task(_load(job), ask, task, frames)):
         yield _LONG.pack(node)
-        yield b"".join(blob)
+        yield b"".join(encode_blob(parcel))
 
 
 def replay_frames(
@@ -86,9 +84,9 @@ def replay_frames(
     """The source wave of a recovery: it reads only the log."""
     deque(nothing, maxlen=0)  # Spark reuses a worker only if it read all its input
     ask: ReplayRequest = pickle.loads(request)
-    for node, blob in enumerate(run_replay_task(_load(job), ask, task)):
+    for node, parcel in enumerate(run_replay_task(_load(job), ask, task)):
         yield _LONG.pack(node)
-        yield b"".join(blob)
+        yield b"".join(encode_blob(parcel))
 
 
 def _load(job: bytes) -> JobSpec:

@@ -16,10 +16,9 @@ import contextlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +29,13 @@ from anabranch.operators.base import DELETED
 from anabranch.storage import checkpoint_store
 from anabranch.storage.credentials import masked
 from anabranch.storage.identity import find_identity
+from anabranch.storage.store import Store
+from anabranch.storage.versions import other_format
 
 MAGIC = b"ANBRCKP2"
 PIECE_BYTES = 16 << 20
 FRAME_BYTES = 12  # of length and CRC
+R = TypeVar("R")
 
 
 class AnotherFileError(ValueError):
@@ -88,8 +90,13 @@ def encode_header(magic: bytes, header: Mapping[str, Any]) -> list[Any]:
 
 def decode_header(magic: bytes, file: BinaryIO) -> dict[str, Any]:
     """The header, read up to its end; ValueError for a damaged one."""
-    if file.read(len(magic)) != magic:
-        raise ValueError(f"it does not begin with {magic.decode()}")
+    begins = file.read(len(magic))
+    if begins != magic:
+        told = f"it does not begin with {magic.decode()}"
+        # One bit makes another version of a damaged file: both are said.
+        if begins[:-1] == magic[:-1] and begins[-1:].isdigit():
+            told = f"or it {other_format(int(begins[-1:]), int(magic[-1:]))}"
+        raise ValueError(told)
     header: dict[str, Any] = json.loads(_read_frame(file, "its header"))
     return header
 
@@ -130,7 +137,7 @@ def checkpoint_name(
 
 
 def write_checkpoint(
-    root: Path,
+    store: Store,
     name: str,
     job: str,
     partition: PartitionId,
@@ -147,6 +154,22 @@ def write_checkpoint(
         for number, table in enumerate(tables)
         for piece in _pieces(table)
     ]
+    encode = (lambda piece: encode_parts(_live(piece))) if full else encode_parts
+    return write_pieces(store, name, job, partition, slice_no, epoch, pieces, encode)
+
+
+def write_pieces(
+    store: Store,
+    name: str,
+    job: str,
+    partition: PartitionId,
+    slice_no: int,
+    epoch: int,
+    pieces: Sequence[tuple[str, int, R]],
+    encode: Callable[[R], list[Any]],
+) -> int:
+    """Write pieces, each of one of an operator's tables, whatever they are; they are encoded as
+    they are written."""
     header = {
         "job": job,
         "chain": partition.chain,
@@ -155,9 +178,8 @@ def write_checkpoint(
         "epoch": epoch,
         "pieces": [[operator, number] for operator, number, _ in pieces],
     }
-    written = (_live(piece) if full else piece for _, _, piece in pieces)
-    frames = (part for piece in written for part in _frame(encode_parts(piece)))
-    return checkpoint_store.write(root, name, chain(encode_header(MAGIC, header), frames))
+    frames = (part for _, _, piece in pieces for part in _frame(encode(piece)))
+    return checkpoint_store.write(store, name, chain(encode_header(MAGIC, header), frames))
 
 
 def _pieces(table: pa.Table) -> list[pa.Table]:
@@ -172,35 +194,37 @@ def _live(table: pa.Table) -> pa.Table:
 
 
 def read_checkpoint(
-    root: Path, name: str, wanted: Callable[[pa.Table], pa.Table] = lambda table: table
+    store: Store, name: str, wanted: Callable[[pa.Table], pa.Table] = lambda table: table
 ) -> dict[str, list[pa.Table]]:
     """Per operator what is wanted of its tables, oldest first; a damaged file is refused."""
     found: dict[str, dict[int, list[pa.Table]]] = {}
-    for operator, number, piece in _read_pieces(root, name):
+    for operator, number, piece in read_pieces(store, name, decode_table):
         found.setdefault(operator, {}).setdefault(number, []).append(wanted(piece))
     return {o: [pa.concat_tables(ps) for ps in tables.values()] for o, tables in found.items()}
 
 
-def _read_pieces(root: Path, name: str) -> Iterator[tuple[str, int, pa.Table]]:
-    """What goes wrong in whoever takes them is not the file's fault."""
-    with _refused(root, name), checkpoint_store.opened(root, name) as file:
-        for operator, number in _pieces_of(root, name, file):
+def read_pieces(
+    store: Store, name: str, decode: Callable[[bytes], R]
+) -> Iterator[tuple[str, int, R]]:
+    """An error of the code that takes them is not the file's fault."""
+    with _refused(store, name), checkpoint_store.opened(store, name) as file:
+        for operator, number in _pieces_of(store, name, file):
             data = _read_frame(file, f"the state of {operator!r}")
-            yield operator, number, decode_table(data)
+            yield operator, number, decode(data)
 
 
-def piece_bytes(root: Path, name: str) -> dict[str, int]:
+def piece_bytes(store: Store, name: str) -> dict[str, int]:
     """Per operator the bytes of its pieces, which are skipped."""
     sizes: dict[str, int] = {}
-    with _refused(root, name), checkpoint_store.opened(root, name) as file:
-        for operator, _ in _pieces_of(root, name, file):
+    with _refused(store, name), checkpoint_store.opened(store, name) as file:
+        for operator, _ in _pieces_of(store, name, file):
             size, _ = _read_frame_start(file, f"the state of {operator!r}")
             file.seek(size, io.SEEK_CUR)
             sizes[operator] = sizes.get(operator, 0) + size
     return sizes
 
 
-def _pieces_of(root: Path, name: str, file: BinaryIO) -> list[tuple[str, int]]:
+def _pieces_of(store: Store, name: str, file: BinaryIO) -> list[tuple[str, int]]:
     """From the header, which must be that of the file asked for: somebody may have put another
     one in its place. Before jobs had identities, none was in it."""
     header = decode_header(MAGIC, file)
@@ -210,17 +234,17 @@ def _pieces_of(root: Path, name: str, file: BinaryIO) -> list[tuple[str, int]]:
     found = tuple(header[key] for key in ("chain", "index", "slice", "epoch"))
     if found != asked:
         raise AnotherFileError("it is slice {2} of {0}/{1}, epoch {3}".format(*found))
-    mine = find_identity(root)
+    mine = find_identity(store)
     if mine is not None and header.get("job", mine.job) != mine.job:
         raise AnotherFileError(f"it is another job's, {header['job']}, and this one is {mine.job}")
     return [(operator, number) for operator, number in header["pieces"]]
 
 
 @contextlib.contextmanager
-def _refused(root: Path, name: str) -> Iterator[None]:
+def _refused(store: Store, name: str) -> Iterator[None]:
     try:
         yield
     except checkpoint_store.DAMAGE as e:
-        where = masked(name) if checkpoint_store.is_url(name) else str(root / name)
+        where = masked(name) if checkpoint_store.is_url(name) else store.where(name)
         what = "is not the one asked for" if isinstance(e, AnotherFileError) else "is damaged"
         raise StorageError(f"the checkpoint {where} {what}: {e}", path=where) from e

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from anabranch.errors import AnabranchError, ConfigError, StorageError
 from anabranch.storage.credentials import masked, refuse_credentials
-from anabranch.storage.files import explained, write_atomic
+from anabranch.storage.store import Store
 
 LOCAL = "checkpoints"  # below the checkpoint directory
-# What whoever reads a file raises because of what is in it.
+# What reading a file raises because of what is in it.
 DAMAGE = (ValueError, KeyError, TypeError, pa.ArrowException)
 
 
 @contextlib.contextmanager
-def opened(root: Path, name: str) -> Iterator[BinaryIO]:
+def opened(store: Store, name: str) -> Iterator[BinaryIO]:
     """A file to be read."""
     if not is_url(name):
-        with explained("read", root / name), (root / name).open("rb") as file:
+        with store.opened(name) as file:
             yield file
         return
     with _explained("read", name):
@@ -37,10 +36,10 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def write(root: Path, name: str, parts: Iterable[Any]) -> int:
+def write(store: Store, name: str, parts: Iterable[Any]) -> int:
     """Write `parts` as one file that survives a crash; its size."""
     if not is_url(name):
-        return write_atomic(root / name, parts, sync=True, unhurried=True)
+        return store.put(name, parts, unhurried=True)
     size = 0
     with _explained("write", name):
         system, path = _located(name)
@@ -53,24 +52,31 @@ def write(root: Path, name: str, parts: Iterable[Any]) -> int:
     return size
 
 
-def names(root: Path, place: str) -> list[str]:
+def names(store: Store, place: str) -> list[str]:
     """All checkpoint files at a place, LOCAL or a URL, also those that nobody finished."""
     if not is_url(place):
-        return [str(p.relative_to(root)) for p in (root / place).glob("*/*/*.ckpt*")]
+        chains = [f"{place}/{c}" for c in store.names(place)]
+        partitions = [f"{c}/{i}" for c in chains for i in store.names(c)]
+        return [f"{p}/{file}" for p in partitions for file in store.names(p) if ".ckpt" in file]
     with _explained("list", place):
         system, base = _located(place)
         found = system.glob(f"{base.rstrip('/')}/*/*/*.ckpt")
         return [f"{place}/{'/'.join(path.split('/')[-3:])}" for path in found]
 
 
-def delete(root: Path, name: str) -> None:
+def delete(store: Store, name: str) -> None:
     if not is_url(name):
-        (root / name).unlink(missing_ok=True)
+        store.delete(name)
         return
     with _explained("delete", name):
         system, path = _located(name)
         with contextlib.suppress(FileNotFoundError):
             system.rm_file(path)
+
+
+def is_there(store: Store, name: str) -> bool:
+    """Whether there is such a file; what is at a URL is found out when it is read."""
+    return is_url(name) or store.has(name)
 
 
 def is_url(name: str) -> bool:

@@ -8,15 +8,38 @@ StorageError that names the path.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabranch.errors import StorageError
+from anabranch.errors import ConfigError, StorageError
 
 SYNC_BYTES = 4 << 20
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*):/+")  # a Path has made one slash of two
+
+
+def directory(given: str | Path, what: str, instead: str = "") -> Path:
+    """The directory that a user named. A URL is refused: as a path, it would quietly mean a
+    directory of this machine. `instead` says what takes one."""
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{what} is {given!r}; name a directory")
+    path = os.fspath(given)
+    if not path.strip() or "\0" in path:
+        raise ConfigError(f"{what} is {path!r}; name a directory")
+    url = _URL.match(path)
+    if url is not None:
+        kind, local = url[1].lower(), path[url.end() - 1 :]
+        hint = f"give {local!r}" if kind == "file" else f"give a path{instead and ', ' + instead}"
+        # The rest of a URL may hold a password.
+        raise ConfigError(
+            f"{what} is a URL ({kind}://…), but has to be a directory, on this machine or mounted "
+            f"here; {hint}"
+        )
+    return Path(path)
 
 
 @contextlib.contextmanager
@@ -25,7 +48,9 @@ def explained(action: str, path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        hint = "free some space and start again" if e.errno == 28 else "check the directory"
+        hint = "check the directory"
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space and start again"
         raise StorageError(
             f"cannot {action} {path}: {e.strerror or e}; {hint}", path=str(path)
         ) from e
@@ -33,8 +58,18 @@ def explained(action: str, path: Path | str) -> Iterator[None]:
 
 def make_private(directory: Path) -> None:
     """A checkpoint directory has the job's rows: a new one is its owner's. Who else may look into
-    one that is there already was decided by whoever made it."""
+    one that is there already was decided by its maker."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Refuse, without making anything, a directory in which nothing could be made."""
+    nearest = next(d for d in (directory, *directory.parents) if d.exists())
+    with explained("write to", directory):
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"Not a directory ({nearest})")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"Permission denied ({nearest})")
 
 
 def write_atomic(
@@ -42,8 +77,8 @@ def write_atomic(
 ) -> int:
     """Write `parts` as one file; returns its size. `sync` survives a crash of the machine too.
 
-    `unhurried`, the disk has each few megabytes before the next come: whoever syncs a small file
-    meanwhile (the journal does, for every slice) must not wait for gigabytes.
+    `unhurried`, the disk has each few megabytes before the next come: a writer that syncs a small
+    file meanwhile (the journal does, for every slice) must not wait for gigabytes.
     """
     temporary = temporary_name(path)
     with explained("write", path), removed_on_error(temporary):
@@ -52,15 +87,6 @@ def write_atomic(
         if sync:
             sync_directory(path.parent)
     return size
-
-
-def create_exclusive(path: Path, data: bytes) -> bool:
-    """Write a small file unless there is one; whether this call did. All of it or none is seen,
-    and of several callers at once one wins."""
-    temporary = temporary_name(path)
-    with explained("create", path), removed_on_error(temporary):
-        write_temporary(temporary, [data], sync=True)
-        return link_exclusive(temporary, path)
 
 
 def temporary_name(path: Path, unique: str = "") -> Path:

@@ -2,8 +2,8 @@
 
 The kernel's lock keeps a second driver away for as long as it works. A lease on a network file
 system may expire and a lock file may be deleted, and then two drivers run, one of them unknowing.
-So every driver claims a generation of its own by making the directory `generations/N`, which
-succeeds for one only, and whoever finds a greater one than its own ends:
+So every driver claims a generation of its own by creating `generations/N/driver`, which succeeds
+for one only, and a driver that finds a greater one than its own ends:
 
     the older:  write to the journal → look for a newer claim → act on what was written
     the newer:  claim → read the journal → write what was read under its own generation → act
@@ -18,15 +18,12 @@ newer one knows.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 from anabranch.errors import CheckpointLockedError
-from anabranch.storage.files import explained, write_atomic
+from anabranch.storage.store import Store
 
 CLAIMS = "generations"
 OWNER = "driver"  # in a claim: whose it is
@@ -36,49 +33,40 @@ OWNER = "driver"  # in a claim: whose it is
 class Generation:
     """The claim of one driver on a checkpoint directory."""
 
-    root: Path
+    store: Store
     number: int
 
     @staticmethod
-    def claim(root: Path, above: int) -> Generation:
+    def claim(store: Store, above: int) -> Generation:
         """The next generation, greater than all claimed ones and than `above`."""
-        claims = root / CLAIMS
-        with explained("write", claims):
-            claims.mkdir(parents=True, exist_ok=True)
-            number = max([above, *claimed(root)]) + 1
-            while True:
-                try:
-                    (claims / str(number)).mkdir()
-                    break
-                except FileExistsError:  # somebody else was faster
-                    number += 1
-        mine = Generation(root, number)
         owner = f"process {os.getpid()} on {socket.gethostname()}"
+        mine = Generation(store, max([above, *claimed(store)]) + 1)
         try:
-            write_atomic(mine.directory / OWNER, [owner.encode()])
+            while store.create(f"{mine.directory}/{OWNER}", [owner.encode()]) is None:
+                mine = Generation(store, mine.number + 1)  # somebody else was faster
         finally:
-            mine.check()  # a newer driver may even have removed this claim
+            mine.check()  # a newer driver may have removed this claim while it was made
         return mine
 
     @property
-    def directory(self) -> Path:
+    def directory(self) -> str:
         """For what only this generation writes."""
-        return self.root / CLAIMS / str(self.number)
+        return f"{CLAIMS}/{self.number}"
 
     def check(self) -> None:
         """Refuse to go on when a newer driver has claimed the directory."""
-        newest = max(claimed(self.root), default=0)
+        newest = max(claimed(self.store), default=0)
         if newest <= self.number:
             return
-        owner = "another process"
-        with contextlib.suppress(OSError):  # it has only just claimed it
-            owner = (self.root / CLAIMS / str(newest) / OWNER).read_text()
+        found = self.store.read(f"{CLAIMS}/{newest}/{OWNER}")
+        owner = found.decode() if found else "another process"  # it has only just claimed it
         raise CheckpointLockedError(
-            f"{owner} has taken over the checkpoint directory {self.root} (generation {newest}) "
-            f"while this driver (generation {self.number}) was running: its lock was lost, by a "
-            "deleted lock file or an expired lease of the file system. This driver ends, the other "
-            "one goes on from the last slice that both know of; look for who started it",
-            directory=str(self.root),
+            f"{owner} has taken over the checkpoint directory {self.store.where()} (generation "
+            f"{newest}) while this driver (generation {self.number}) was running: its lock was "
+            "lost, by a deleted lock file or an expired lease of the file system. This driver "
+            "ends, the other one goes on from the last slice that both know of; look for who "
+            "started it",
+            directory=self.store.where(),
             generation=self.number,
             newest=newest,
         )
@@ -87,23 +75,13 @@ class Generation:
         """Delete the claims before this one, whose drivers end by this one's as well, and what
         writers that were killed before it left half-written. What a newer driver writes is younger
         than this claim, but for the job's identity: that comes before its claim."""
-        for number in claimed(self.root):
+        for number in claimed(self.store):
             if number < self.number:
-                shutil.rmtree(self.root / CLAIMS / str(number), ignore_errors=True)
-        with explained("clean up", self.root):
-            since = (self.directory / OWNER).stat().st_mtime_ns
-            for where in (".recovery.json.*.tmp", "journal/.*.tmp", "checkpoints/*/*/.*.tmp"):
-                for leftover in self.root.glob(where):
-                    with contextlib.suppress(FileNotFoundError):
-                        if leftover.stat().st_mtime_ns < since:
-                            leftover.unlink()
+                self.store.delete(f"{CLAIMS}/{number}")
+        left = ("recovery.json.*", "journal/*", "checkpoints/*/*/*")
+        self.store.sweep(f"{self.directory}/{OWNER}", *left)
 
 
-def claimed(root: Path) -> list[int]:
+def claimed(store: Store) -> list[int]:
     """All generations that have a claim, in order."""
-    with explained("list", root / CLAIMS):
-        try:
-            names = [p.name for p in (root / CLAIMS).iterdir()]
-        except FileNotFoundError:
-            return []
-    return sorted(int(n) for n in names if n.isdecimal())
+    return sorted(int(n) for n in store.names(CLAIMS) if n.isdecimal())

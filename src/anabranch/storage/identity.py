@@ -3,9 +3,9 @@
     <checkpoint>/identity    {"format": 1, "job": "0c4f1e5a9b3d27e", "inherits": false}
 
 Names of topologies and sinks are the user's and may repeat; two jobs that write to one place tell
-each other apart by this number, in what sinks record and in checkpoint files. It appears by an
-exclusive hard link, so that of two drivers that start at once both get the same one. A copy of the
-directory is the same job.
+each other apart by this number, in what sinks record and in checkpoint files. Only one of two
+drivers that start at once can create it, so that both get the same one. A copy of the directory is
+the same job.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 
 from anabranch.errors import StorageError
-from anabranch.storage.files import create_exclusive, explained, make_private
+from anabranch.storage.store import Store
+from anabranch.storage.versions import check_format
 
 FORMAT = 1
 FILE = "identity"
@@ -36,46 +36,41 @@ class Identity:
         return int(self.job, 16)
 
 
-def identify(root: Path) -> Identity:
-    """The identity of the job in `root`, which gets one if it has none."""
-    found = find_identity(root)
+def identify(store: Store) -> Identity:
+    """The identity of the job in `store`, which gets one if it has none."""
+    found = find_identity(store)
     if found is not None:
         return found
-    made = {
-        "format": FORMAT,
-        "job": f"{secrets.randbits(4 * DIGITS):0{DIGITS}x}",
-        "inherits": any((root / "journal").glob("*.jsonl")),
-    }
-    with explained("create", root):
-        make_private(root)
-    create_exclusive(root / FILE, json.dumps(made).encode())
-    found = find_identity(root)  # another driver's, if it was first
+    made = new_identity(store)
+    data = {"format": FORMAT, "job": made.job, "inherits": made.inherits}
+    store.create(FILE, [json.dumps(data).encode()])
+    found = find_identity(store)  # another driver's, if it was first
     if found is None:
-        raise StorageError(f"{root / FILE} went away as it was made; start again", path=str(root))
+        where = store.where(FILE)
+        raise StorageError(f"{where} went away as it was made; start again", path=where)
     return found
 
 
-def find_identity(root: Path) -> Identity | None:
-    """The identity of the job in `root`; None if nobody has given it one."""
-    path = root / FILE
-    with explained("read", path):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
+def new_identity(store: Store) -> Identity:
+    """One that the job in `store` might get, and nobody has."""
+    inherits = any(n.endswith(".jsonl") for n in store.names("journal"))
+    return Identity(f"{secrets.randbits(4 * DIGITS):0{DIGITS}x}", inherits)
+
+
+def find_identity(store: Store) -> Identity | None:
+    """The identity of the job in `store`; None if nobody has given it one."""
+    data = store.read(FILE)
+    if data is None:
+        return None
+    where = store.where(FILE)
     try:
         found = json.loads(data)
-        if found["format"] != FORMAT:
-            raise StorageError(
-                f"{path} has format {found['format']}, this version reads {FORMAT}; run the job "
-                "with the version that wrote it",
-                path=str(path),
-            )
+        check_format(where, found["format"], FORMAT)
         int(found["job"], 16)
         return Identity(found["job"], found["inherits"])
     except (ValueError, KeyError, TypeError) as e:
         raise StorageError(
-            f"{path} should hold the identity of the job, but cannot be read ({e}); restore it "
+            f"{where} should hold the identity of the job, but cannot be read ({e}); restore it "
             "from a copy: sinks know the job by it",
-            path=str(path),
+            path=where,
         ) from e

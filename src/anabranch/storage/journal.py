@@ -12,6 +12,7 @@ Whatever was written counts only once no newer generation is found afterwards (g
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,14 +21,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from anabranch.errors import CheckpointLockedError, StorageError
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut, SliceRecord
-from anabranch.storage.files import explained, make_private, sync_directory, write_atomic
+from anabranch.storage.files import explained, make_private
+from anabranch.storage.store import Growing, Store
+from anabranch.storage.versions import check_format
 
 FORMAT = 1
+DIRECTORY = "journal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Head:
     slices: tuple[SliceRecord, ...] = ()
     epochs: Mapping[PartitionId, int] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    mapping_version: int = 0
+    placement_version: int = 0
     layouts: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +58,7 @@ class Head:
             "slices": [s.to_json() for s in self.slices],
             "epochs": [[p.chain, p.index, e] for p, e in self.epochs.items()],
             "groups": {c: list(g) for c, g in self.groups.items()},
-            "mapping_version": self.mapping_version,
+            "mapping_version": self.placement_version,
             "layouts": [[v, {c: list(g) for c, g in x.items()}] for v, x in self.layouts.items()],
         }
 
@@ -68,18 +72,39 @@ class Head:
             slices=tuple(SliceRecord.from_json(s) for s in data["slices"]),
             epochs={PartitionId(c, i): e for c, i, e in data["epochs"]},
             groups={c: tuple(g) for c, g in data["groups"].items()},
-            mapping_version=data["mapping_version"],
+            placement_version=data["mapping_version"],
             layouts={v: {c: tuple(g) for c, g in x.items()} for v, x in data.get("layouts", [])},
         )
 
 
 class DirectoryLock:
-    """One driver per checkpoint directory: a kernel lock that dies with its process."""
+    """One driver per checkpoint directory: a kernel lock that dies with its process.
+
+    A start that is refused leaves no directory that was not there before: where nothing but the
+    lock has come into a new one, it goes with the lock. So the one who gets the lock makes sure
+    that its file is still the one in the directory.
+    """
 
     def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        self._made = [d for d in (directory, *directory.parents) if not d.exists()]
         with explained("create", directory):
-            make_private(directory)
-            self._file = (directory / "lock").open("a+")
+            while not self._taken():
+                pass
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()}")
+            self._file.flush()
+
+    def _taken(self) -> bool:
+        """Is the lock ours? If not, its file was removed meanwhile, and there may be another."""
+        directory = self._path.parent
+        make_private(directory)
+        try:
+            self._file = self._path.open("a+")
+        except FileNotFoundError:
+            if directory.is_symlink():  # to nowhere
+                raise
+            return False
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,12 +116,22 @@ class DirectoryLock:
                 "give this one a directory of its own",
                 directory=str(directory),
             ) from None
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()}")
-        self._file.flush()
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                return True
+        self._file.close()
+        return False
 
     def release(self) -> None:
-        self._file.close()
+        made, self._made = self._made, []
+        try:
+            with contextlib.suppress(OSError):
+                if made and [p.name for p in self._path.parent.iterdir()] == ["lock"]:
+                    self._path.unlink()
+                    for directory in made:
+                        directory.rmdir()
+        finally:
+            self._file.close()
 
 
 class Journal:
@@ -106,10 +141,10 @@ class Journal:
     caller can act on it: what it lets pass, a newer driver will have read.
     """
 
-    def __init__(self, directory: Path, still_mine: Callable[[], None] = lambda: None) -> None:
-        self._directory = directory
+    def __init__(self, store: Store, still_mine: Callable[[], None] = lambda: None) -> None:
+        self._store = store
         self._still_mine = still_mine
-        self._file: IO[bytes] | None = None
+        self._segment: Growing | None = None
         self._number = 0
 
     def read(self) -> tuple[Head, list[SliceRecord]] | None:
@@ -117,9 +152,9 @@ class Journal:
         segments = self._segments()
         if not segments:
             return None
-        newest = segments[max(segments)]
-        with explained("read", newest):
-            lines = newest.read_bytes().split(b"\n")
+        name = segments[max(segments)]
+        newest = self._store.where(name)
+        lines = (self._store.read_grown(name) or b"").split(b"\n")
         # Only the line that was being written may be torn: the last one with anything on it.
         while lines and not lines[-1]:
             lines.pop()
@@ -131,14 +166,9 @@ class Journal:
             raise StorageError(
                 f"the journal {newest} is empty; restore the directory from a copy, or start "
                 "with a new checkpoint directory",
-                path=str(newest),
+                path=newest,
             )
-        if found[0]["format"] != FORMAT:
-            raise StorageError(
-                f"the journal {newest} has format {found[0]['format']}, this version reads "
-                f"{FORMAT}; run the job with the version that wrote it",
-                path=str(newest),
-            )
+        check_format(newest, found[0].get("format"), FORMAT)
         head = Head.from_json(found[0])
         slices = [SliceRecord.from_json(r) for r in found[1:]]
         _check_order([*head.slices, *slices], newest)
@@ -147,55 +177,49 @@ class Journal:
     def begin(self, head: Head) -> None:
         """Start a new segment, which replaces all older ones."""
         mine = head.generation, self._number + 1
-        path = self._directory / f"{mine[0]}-{mine[1]}.jsonl"
-        write_atomic(path, [_line(head.to_json())], sync=True)
-        sync_directory(self._directory)
+        name = f"{DIRECTORY}/{mine[0]}-{mine[1]}.jsonl"
+        if self._store.create(name, [_line(head.to_json())]) is None:
+            raise StorageError(
+                f"{self._store.where(name)} is there already, though only this driver writes it; "
+                "look for who else uses the directory",
+                path=self._store.where(name),
+            )
         self._still_mine()
-        if self._file is not None:
-            self._file.close()
-        with explained("open", path):
-            self._file = path.open("ab", buffering=0)
+        self.close()
+        self._segment = self._store.grow(name)
         self._number += 1
         segments = self._segments()
         for old in sorted(s for s in segments if s < mine)[:-1]:
-            segments[old].unlink(missing_ok=True)
+            self._store.delete(segments[old])
 
-    def _segments(self) -> dict[tuple[int, int], Path]:
+    def _segments(self) -> dict[tuple[int, int], str]:
         """By generation and number. Before names had a generation, all were numbered in one."""
         found = {}
-        for path in self._directory.glob("*.jsonl"):
-            generation, _, number = path.stem.rpartition("-")
-            if number.isdecimal() and (generation or "0").isdecimal():
-                found[int(generation or 0), int(number)] = path
+        for name in self._store.names(DIRECTORY):
+            stem, _, suffix = name.rpartition(".")
+            generation, _, number = stem.rpartition("-")
+            if suffix == "jsonl" and number.isdecimal() and (generation or "0").isdecimal():
+                found[int(generation or 0), int(number)] = f"{DIRECTORY}/{name}"
         return found
 
     def append(self, record: SliceRecord) -> None:
         """Make a slice have happened: durable when this returns."""
-        assert self._file is not None
-        with explained("append to", self._directory):
-            line = _line(record.to_json())
-            position = os.fstat(self._file.fileno()).st_size
-            try:
-                if self._file.write(line) != len(line):
-                    raise OSError(28, os.strerror(28))
-                os.fsync(self._file.fileno())
-            except OSError:
-                os.ftruncate(self._file.fileno(), position)  # never leave half a line behind
-                raise
+        assert self._segment is not None
+        self._segment.add(_line(record.to_json()))
         self._still_mine()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._segment is not None:
+            self._segment.close()
 
 
-def _check_order(slices: Sequence[SliceRecord], path: Path) -> None:
+def _check_order(slices: Sequence[SliceRecord], path: str) -> None:
     for before, after in pairwise(slices):
         if after.number != before.number + 1:
             raise StorageError(
                 f"the journal {path} has slice {after.number} after slice {before.number}; "
                 "restore the directory from a copy, or start with a new checkpoint directory",
-                path=str(path),
+                path=path,
             )
 
 
@@ -204,7 +228,7 @@ def _line(data: Mapping[str, Any]) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
-def _parse(line: bytes, path: Path, number: int, last: bool) -> dict[str, Any] | None:
+def _parse(line: bytes, path: str, number: int, last: bool) -> dict[str, Any] | None:
     crc, _, body = line.partition(b" ")
     if crc == b"%08x" % zlib.crc32(body):
         parsed: dict[str, Any] = json.loads(body)
@@ -214,5 +238,5 @@ def _parse(line: bytes, path: Path, number: int, last: bool) -> dict[str, Any] |
     raise StorageError(
         f"the journal {path} is damaged at line {number + 1}; restore the directory from a copy, "
         "or start with a new checkpoint directory",
-        path=str(path),
+        path=path,
     )

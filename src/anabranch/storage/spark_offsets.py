@@ -16,6 +16,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from anabranch.errors import StorageError
+from anabranch.model.slices import SliceRecord
+
+
+def refuse_misfit_offsets(root: Path, newest: SliceRecord | None) -> None:
+    """The journal, which ends with `newest`, and Spark's offsets are one checkpoint, or rows would
+    be skipped or read again without a word."""
+    spark = root / "spark"
+    offset, commit = newest_number(spark / "offsets"), newest_number(spark / "commits")
+    refuse_misfit(str(spark), newest, offset, commit)
+
+
+def refuse_misfit(
+    spark: str, newest: SliceRecord | None, offset: int | None, commit: int | None
+) -> None:
+    """The same, for what Spark's logs in `spark` end with."""
+    batch, ended = newest.batch if newest else None, newest is None or newest.batch_end
+    wrong = misfit(batch, ended, offset, commit)
+    if wrong is not None:
+        raise StorageError(
+            f"{wrong} ({spark}): the directory is not one that a job has left; restore it from "
+            "a copy that was made while no job ran on it, or start with a new checkpoint "
+            "directory",
+            path=spark,
+        )
+
 
 def newest_number(directory: Path) -> int | None:
     """The newest entry of one of Spark's logs; None if there is none."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.cli.demo import Recount, SentenceWriter, recount
+from anabranch.demos.words import Recount, SentenceWriter, recount
 
 WINDOW_US = 1_000_000
 TIMESTAMP = pa.timestamp("us", "UTC")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.cli.elastic_demo import (
+from anabranch.demos.elastic import (
     PROFILE,
     TweetWriter,
     _sentiment,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.loading import load_topology
-from anabranch.errors import ConfigError, TopologyError
+from anabranch.errors import ConfigError, TopologyError, UserError
 
 MODULE = """
 import anabranch as ab
@@ -67,3 +67,32 @@ def test_refuses(here: Path, reference: str, sentence: str) -> None:
 def test_an_error_of_ours_inside_the_module_is_not_wrapped(here: Path) -> None:
     with pytest.raises(TopologyError, match="two operators are named 'a'"):
         load_topology("job_module:clashes")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (
+            "\n\nab.Topology('t').source('in', None).filter('v > 1')",
+            "filter takes a name and a predicate.* \\(mine\\.py, line 4\\)$",
+        ),
+        (
+            "\nab.Topology('t').source('in', None).groupBy('k')",
+            "mine' raised AttributeError .*write \\.key_by.* \\(mine\\.py, line 3\\)$",
+        ),
+        (
+            "\ndef topology():\n    return ab.Topology('my job')",
+            "used.* \\(mine\\.py, line 4\\)$",
+        ),
+        ("\ntopology = (", "SyntaxError .* \\(mine\\.py, line 3\\)$"),
+    ],
+)
+def test_a_mistake_has_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, sentence: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"import anabranch as ab\n{code}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(UserError, match=sentence):
+        load_topology("mine:topology")

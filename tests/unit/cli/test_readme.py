@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import polars as pl
-import pyarrow as pa
 import pytest
 
 import anabranch as ab
-from anabranch.node.schemas import build_programs, infer_schemas
-from anabranch.operators.base import SliceTime
+from anabranch.cli.loading import load_topology
+from anabranch.testing import Idle, play
 
 README = Path(__file__).parents[3] / "README.md"
-SENTENCES = pa.schema([("ts", pa.timestamp("us", "UTC")), ("sentence", pa.large_string())])
 
 
 def example() -> str:
@@ -23,35 +20,28 @@ def example() -> str:
     return str(code)
 
 
+def saved(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ab.Topology:
+    """The topology of the example, saved and loaded as the README says."""
+    (directory / "sensors.py").write_text(example())
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(directory)
+    return load_topology("sensors:topology")
+
+
 def test_the_example_is_short() -> None:
     lines = [line for line in example().splitlines() if line.strip()]
     assert len(lines) <= 15
 
 
-def test_the_example_counts_words() -> None:
-    names: dict[str, object] = {}
-    exec(compile(example(), "README.md", "exec"), names)
-    topology = names["topology"]
-    assert isinstance(topology, ab.Topology)
-    plan = topology.plan()
-    sinks = {"counts": ab.Memory()}
-    programs = build_programs(plan, *infer_schemas(plan.topology, {"sentences": SENTENCES}, sinks))
-    rows = pa.table(
-        {"ts": [datetime(2026, 1, 1, tzinfo=UTC)] * 2, "sentence": ["to be", "or not to be"]},
-        schema=SENTENCES,
-    )
-    source, counter = programs["sentences"], programs["count"]
-    now_ms = 1_767_225_600_000  # 2026-01-01
-    sent = source.run({"sentences": rows}, {}, {}, SliceTime(1, None, now_ms)).edges
-    packets = {edge: [table] for edge, table in sent.items()}
-    states = counter.new_states()
-    first = counter.run({}, packets, states, SliceTime(1, None, 0))
-    states["count"].install(first.changes["count"])
-    after = int(datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC).timestamp() * 1e6)
-    result = counter.run({}, {}, states, SliceTime(2, after, 0))
-    counts = pl.from_arrow(result.sinks["counts"])
-    assert isinstance(counts, pl.DataFrame)
-    assert dict(counts.select("word", "n").iter_rows()) == {"to": 2, "be": 2, "or": 1, "not": 1}
+def test_the_example_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's generator gives a timestamp and a number, counted up."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [{"timestamp": start + timedelta(milliseconds=i), "value": i} for i in range(6_000)]
+    printed, closed = play(saved(tmp_path, monkeypatch), [{"rows": rows}, Idle()])
+    assert not len(printed["out"])
+    assert sorted(closed["out"].select("sensor", "readings", "degrees").rows()) == [
+        (sensor, 1_000, 26) for sensor in range(5)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from anabranch.cli import view
-from anabranch.cli.demo import word_count
-from anabranch.cli.meter import Latency, Meter
-from anabranch.cli.running import summarise
+from anabranch.demos.words import word_count
 from anabranch.driver.progress import Progress
 from anabranch.model.ids import PartitionId
 from anabranch.model.recovery import Adjustment
 from anabranch.model.scaling import Decision
+from anabranch.terminal import view
+from anabranch.terminal.meter import Latency, Meter
+from anabranch.terminal.running import summarise
 
-PLAN = word_count(Path("in"), Path("out"), "30s").plan()
+PLAN = word_count(Path("in"), Path("out"), "30s", parallelism=2).plan()
 T0 = 1_700_000_000_000
 S0 = 5_000  # by the clock that rates are measured by
 
@@ -160,3 +160,16 @@ def test_summary() -> None:
 )
 def test_seconds(value: float, text: str) -> None:
     assert view.seconds(value) == text
+
+
+def test_every_node_is_shown_also_one_without_work() -> None:
+    meter = Meter()
+    meter.observe([progress(1)])
+    meter.nodes = {"0": "", "1": "draining", "2": "spare", "3": "joining"}
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(view.tables(PLAN, meter, S0, T0))
+    table = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["2", "0", "spare"] in table
+    assert ["3", "0", "joining"] in table
+    assert ["1", "4712", "160.0", "MB", "1", "draining"] in table
+    assert view.line(meter, S0, T0).endswith("4 nodes (1 draining, 1 joining, 1 spare)")

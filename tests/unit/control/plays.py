@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anabranch.control.controller import ControlConfig, Controller, Past
+from anabranch.control.controller import Controller
+from anabranch.control.settings import ControlConfig, Past
 from anabranch.model.commands import Command, RecoverPartitions, RunSlice, WriteHead
 from anabranch.model.events import (
     BatchArrived,
@@ -15,13 +16,13 @@ from anabranch.model.events import (
     PartitionsRecovered,
     SliceRan,
 )
+from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import Mapping
+from anabranch.model.placement import Placement
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import CheckpointWritten, NodeReport, PartitionReport, SourceReport
 from anabranch.model.slices import Feed, SliceRecord
-from anabranch.model.topology import Kind, Operator, Topology
 
 NODES = FIRST, SECOND = NodeId("1"), NodeId("2")
 THIRD = NodeId("3")
@@ -40,13 +41,13 @@ def counting(parallelism: int = 2, deterministic: bool = True) -> Plan:
         deterministic=deterministic,
     )
     operators = [Operator("s", Kind.SOURCE), count, Operator("out", Kind.SINK, (("count",),))]
-    return compile_plan(Topology.checked("t", operators, key_groups=4))
+    return compile_plan(Graph.checked("t", operators, key_groups=4))
 
 
 def filtering() -> Plan:
     """s → out: nothing that a node would own."""
     operators = [Operator("s", Kind.SOURCE), Operator("out", Kind.SINK, (("s",),))]
-    return compile_plan(Topology.checked("t", operators, key_groups=4))
+    return compile_plan(Graph.checked("t", operators, key_groups=4))
 
 
 def diamond() -> Plan:
@@ -56,7 +57,7 @@ def diamond() -> Plan:
         return Operator(name, Kind.KEYED, (reads,), keys=(f"k_{name}",), parallelism=2)
 
     return compile_plan(
-        Topology.checked(
+        Graph.checked(
             "t",
             [
                 Operator("s", Kind.SOURCE),
@@ -86,7 +87,7 @@ class Play:
         delays = {"s": 0} if timed else {}
         chosen = None if backups is None else frozenset(backups)
         config = ControlConfig(interval, delays, backups=chosen)
-        self.controller = Controller(plan or counting(), config, past or Past())
+        self.controller = Controller(plan or counting(), config, past or Past(), validate=True)
         self.nodes = tuple(nodes)
         self.checkpoints: dict[NodeId, tuple[CheckpointWritten, ...]] = {}
         self.incarnations: dict[NodeId, str] = {}
@@ -94,9 +95,9 @@ class Play:
         self.recovery: RecoveryPlan
 
     @property
-    def mapping(self) -> Mapping:
-        assert self.controller.mapping is not None
-        return self.controller.mapping
+    def placement(self) -> Placement:
+        assert self.controller.placement is not None
+        return self.controller.placement
 
     def start(self) -> list[Command]:
         return self.recovering(self.controller.handle(NodesJoined(self.nodes, 0)))
@@ -105,15 +106,15 @@ class Play:
         """A head and a recovery, as they must come; answered by a cluster that can do it."""
         head, recover = commands
         assert isinstance(head, WriteHead)
-        assert head.mapping == self.mapping
+        assert head.placement == self.placement
         self.head = head
         return self.recovered(recover)
 
     def reports(self, next_slice: int, **changes: Any) -> tuple[NodeReport, ...]:
         """Every node's; `changes` are to the first one's."""
         made = []
-        for node in self.mapping.nodes:
-            hosted = self.mapping.hosted_by(node)
+        for node in self.placement.nodes:
+            hosted = self.placement.hosted_by(node)
             report = NodeReport(
                 node,
                 self.incarnations.get(node, f"i{node}"),
@@ -150,7 +151,7 @@ class Play:
         number, tasks = run.plan.number, 0
         if run.plan.feed is not Feed.NONE:
             tasks = 1
-            sources = (SourceReport(0, chunks, {"s": rows}, rows, {"s": 100 * number}, 0, 0.0),)
+            sources = (SourceReport(0, chunks, {"s": rows}, {"s": 100 * number}, 0, 0.0),)
             changes = {"sources": sources, **changes}
         reports = self.reports(number + 1, **changes)
         now_ms = 50 * number if now_ms is None else now_ms
@@ -160,11 +161,11 @@ class Play:
         self, number: int, full: bool = True, only: Collection[NodeId] | None = None
     ) -> None:
         """The nodes' checkpoint files of a slice became durable."""
-        for node in only or self.mapping.nodes:
+        for node in only or self.placement.nodes:
             newest = {c.partition: c.slice for c in self.checkpoints.get(node, ())}
             more = tuple(
                 CheckpointWritten(p, number, e, f"{p}@{number}", full, 1, newest.get(p, 0))
-                for p, e in self.mapping.hosted_by(node).items()
+                for p, e in self.placement.hosted_by(node).items()
             )
             self.checkpoints[node] = (*self.checkpoints.get(node, ()), *more)
 
@@ -191,8 +192,8 @@ def feed(play: Play, batch: int, now_ms: int = 0) -> list[Command]:
     return play.ran(run)
 
 
-def owners(mapping: Mapping) -> dict[str, tuple[str, int]]:
-    return {str(p): (o.node, o.epoch) for p, o in mapping.owners.items()}
+def owners(placement: Placement) -> dict[str, tuple[str, int]]:
+    return {str(p): (o.node, o.epoch) for p, o in placement.owners.items()}
 
 
 def names(partitions: Iterable[PartitionId]) -> set[str]:

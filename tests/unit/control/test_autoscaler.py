@@ -10,16 +10,17 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from anabranch.control.autoscaler import Autoscale, Autoscaler
-from anabranch.control.load import Load, Measurement
+from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.autoscaler import Autoscaler
+from anabranch.control.policies.load import Load, Measurement
 from anabranch.errors import ConfigError
+from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import adjust, place
+from anabranch.model.placement import adjust, place
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.reports import NodeReport, PartitionReport, SourceReport
 from anabranch.model.scaling import Decision
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.model.topology import Kind, Operator, Topology
 
 AHEAD_MS = 1_700_000_000_000  # the wall clock, of the one that intervals are measured by
 CONFIG = Autoscale(cool_down="20s", down_after="20s", drain_after="1m")
@@ -32,7 +33,7 @@ def line(*sizes: int) -> Plan:
         before = ((operators[-1].name,),)
         operators.append(Operator(name, Kind.KEYED, before, keys=(f"k{name}",), parallelism=size))
     operators.append(Operator("out", Kind.SINK, ((operators[-1].name,),)))
-    return compile_plan(Topology.checked("t", operators, key_groups=16))
+    return compile_plan(Graph.checked("t", operators, key_groups=16))
 
 
 @dataclass
@@ -55,26 +56,26 @@ class Job:
     def __post_init__(self) -> None:
         self.plan = line(*self.sizes)
         self.names = [NodeId(str(i)) for i in range(self.nodes)]
-        self.mapping = place(self.plan, self.names, 1, {})
+        self.placement = place(self.plan, self.names, 1, {})
         self.scaler = Autoscaler(self.plan, self.config, 1_000, self.memory)
         self.measured: list[Measurement] = []
 
     def size(self, chain: str) -> int:
-        return len(self.mapping.partitions(chain))
+        return len(self.placement.partitions(chain))
 
     def measurement(self) -> Measurement:
         cpu: dict[PartitionId, float] = {}
         busy: dict[NodeId, float] = dict.fromkeys(self.names, 0.0)
         slice_s = self.other_s if self.fixed_s is None else self.fixed_s
-        slice_s += self.drag_s * len(self.mapping.owners)
+        slice_s += self.drag_s * len(self.placement.owners)
         for chain in self.plan.node_chains:
-            here = self.mapping.partitions(chain.name)
+            here = self.placement.partitions(chain.name)
             total = self.cores.get(chain.name, 0.1)
             by_node: dict[NodeId, float] = {}
             for partition in here:
                 alone = total if partition.index == 0 else 0.0
                 cpu[partition] = alone if self.skew else total / len(here)
-                node = self.mapping.owners[partition].node
+                node = self.placement.owners[partition].node
                 by_node[node] = by_node.get(node, 0.0) + cpu[partition]
                 busy[node] += cpu[partition]
             slice_s += max(by_node.values()) if self.fixed_s is None else 0.0
@@ -88,7 +89,7 @@ class Job:
         self.now_ms += 5_000
         self.measured.append(measurement or self.measurement())
         made = self.scaler.decide(
-            self.measured, self.mapping, self.names, self.now_ms, self.now_ms + AHEAD_MS
+            self.measured, self.placement, self.names, self.now_ms, self.now_ms + AHEAD_MS
         )
         if made is None:
             return None
@@ -104,8 +105,8 @@ class Job:
         return made
 
     def remap(self, parallelism: Mapping[str, int]) -> None:
-        epochs = {p: o.epoch for p, o in self.mapping.owners.items()}
-        self.mapping = adjust(self.mapping, parallelism, self.names, epochs)
+        epochs = {p: o.epoch for p, o in self.placement.owners.items()}
+        self.placement = adjust(self.placement, parallelism, self.names, epochs)
         self.measured = []
 
     def run(self, measurements: int) -> list[Decision]:
@@ -224,6 +225,13 @@ def test_more_partitions_than_nodes_are_of_no_use() -> None:
     assert second.kind == "none"
     assert "there are 2 nodes, and more partitions than nodes are of no use" in second.why
     assert "with max_nodes it could ask for more" in second.why
+
+
+def test_as_many_nodes_as_it_may_have() -> None:
+    job = Job((1, 1), 2, replace(CONFIG, max_nodes=2), cores={"a": 2.9, "b": 0.1}, fixed_s=0.1)
+    _, second = job.run(30)
+    assert second.kind == "none"
+    assert second.why.endswith("of no use; max_nodes is 2")
 
 
 def test_nodes_are_asked_for_where_it_may_and_drained_when_long_idle() -> None:
@@ -348,7 +356,7 @@ def test_a_dry_run_says_what_it_would_do_once() -> None:
     [
         ({"lower": 0.8}, "autoscale has lower=0.8 and upper=0.7; give shares of a core"),
         ({"upper": 70}, "with 0 < lower < upper <= 1"),
-        ({"min_parallelism": 0}, "autoscale has min_parallelism=0 and max_parallelism=None"),
+        ({"min_parallelism": 0}, "min_parallelism of autoscale is 0; give at least 1"),
         ({"min_nodes": 3, "max_nodes": 2}, "no less for max_nodes than for min_nodes"),
         ({"cool_down": "soon"}, "'soon' is not a duration"),
         ({"interval": "0s"}, "autoscale has interval=0s; give more than 0"),
@@ -365,12 +373,12 @@ FIRST, SECOND = NodeId("1"), NodeId("2")
 A0, A1 = PartitionId("a", 0), PartitionId("a", 1)
 
 
-def slice_plan(number: int, feed: Feed = Feed.LIVE, mapping: int = 1) -> SlicePlan:
-    return SlicePlan(number, feed, number, 1, None, 1_000 * number, mapping, False)
+def slice_plan(number: int, feed: Feed = Feed.LIVE, placement: int = 1) -> SlicePlan:
+    return SlicePlan(number, feed, number, 1, None, 1_000 * number, placement, False)
 
 
 def reports(number: int, cpu_s: float = 0.2, incarnation: str = "i") -> list[NodeReport]:
-    source = SourceReport(0, 1, {"s": 100}, 100, {}, 0, 0.1)
+    source = SourceReport(0, 1, {"s": 100}, {}, 0, 0.1)
     return [
         NodeReport(
             node, incarnation, number, {p: PartitionReport(number + 1, 1, cpu_s=cpu_s * share)},
@@ -414,13 +422,13 @@ def test_a_batch_cut_into_slices_counts_once() -> None:
     assert (found.batches, found.batch_s, found.rows) == (1, 2.0, 500)
 
 
-def test_another_mapping_or_process_begins_anew() -> None:
+def test_another_placement_or_process_begins_anew() -> None:
     load = Load(5_000)
     observed(load, range(1, 7))
     load.measure(6_400)
-    observed(load, range(7, 8), mapping=2)
+    observed(load, range(7, 8), placement=2)
     assert list(load.measured) == []
     assert load.if_moved_to(2) is None
-    load.observe(slice_plan(8, mapping=2), reports(8, incarnation="another"), 8_000, 8_400)
+    load.observe(slice_plan(8, placement=2), reports(8, incarnation="another"), 8_000, 8_400)
     assert load.measure(12_400)
     assert load.measured[-1].nodes == pytest.approx({FIRST: 0.01, SECOND: 0.01})  # sources only

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from plays import COUNT, NEVER, NODES, Play, kinds, record
 
-from anabranch.control.controller import Past, Phase
+from anabranch.control.controller import Phase
+from anabranch.control.settings import Past
 from anabranch.errors import InvariantError, OperatorError, StorageError
 from anabranch.model.commands import (
     ExposeSlice,
@@ -40,11 +41,11 @@ from anabranch.model.slices import Cut, Feed, SlicePlan
 def test_a_first_start_installs_everything_empty_and_waits_for_rows() -> None:
     play = Play()
     head, recover = play.controller.handle(NodesJoined(NODES, 0))
-    mapping = play.mapping
-    epochs = dict.fromkeys(mapping.owners, 1)
-    assert head == WriteHead(None, None, (), mapping, epochs, mapping.groups, {})
+    placement = play.placement
+    epochs = dict.fromkeys(placement.owners, 1)
+    assert head == WriteHead(None, None, (), placement, epochs, placement.groups, {})
     assert isinstance(recover, RecoverPartitions)
-    assert recover.plan.restored == set(mapping.owners)
+    assert recover.plan.restored == set(placement.owners)
     assert (recover.plan.cut, recover.plan.slices, recover.plan.reads_log) == (0, (), False)
     assert set(recover.plan.files.values()) == {()}
     assert play.recovered(recover) == []
@@ -69,7 +70,7 @@ def test_a_batch_runs_is_journalled_exposed_and_finished_in_this_order() -> None
     staged = Staged("out", "w", 2, path="f")
     commands = play.ran(run, staged=(staged,))
     out = {"out": ["f"]}
-    written = record(1, generation=1, processing_ms=40, staged=out, mapping=1, chunks=[1])
+    written = record(1, generation=1, processing_ms=40, staged=out, placement=1, chunks=[1])
     assert commands == [WriteSlice(written), ExposeSlice(written, (staged,)), FinishBatch(0)]
 
 
@@ -109,7 +110,9 @@ def test_a_restart_replays_the_slices_after_the_cut() -> None:
         record(3, feed="log", generation=4),
         record(4, feed="none", rows={}, source_tasks=0),
     )
-    past = Past(cut, None, slices, groups={"count": (0, 0, 1, 1)}, mapping_version=7, generation=6)
+    past = Past(
+        cut, None, slices, groups={"count": (0, 0, 1, 1)}, placement_version=7, generation=6
+    )
     play = Play(past)
     assert play.start() == []
     plan = play.recovery
@@ -122,7 +125,7 @@ def test_a_restart_replays_the_slices_after_the_cut() -> None:
         (3, Feed.LOG, 4),
         (4, Feed.NONE, 1),
     ]
-    assert {s.mapping for s in plan.slices} == {8}
+    assert {s.placement for s in plan.slices} == {8}
     assert (plan.shadows, plan.senders) == (frozenset(), frozenset())
     assert play.head.slices == slices
     (fifth,) = play.controller.handle(BatchArrived(9, 0))
@@ -179,7 +182,9 @@ def test_a_torn_newest_checkpoint_is_skipped_at_a_start() -> None:
     assert isinstance(again, RecoverPartitions)
     assert [s.number for s in again.plan.slices] == [2, 3, 4]
     assert ("old",) in again.plan.files.values()
-    assert again.plan.mapping.owners[COUNT[0]].epoch == 2  # whoever restored the torn one is fenced
+    assert (
+        again.plan.placement.owners[COUNT[0]].epoch == 2
+    )  # whoever restored the torn one is fenced
     assert play.recovered(again) == []
 
 
@@ -412,11 +417,11 @@ def test_an_epoch_is_never_used_again_by_a_partition_that_comes_back() -> None:
     assert head.epochs == play.head.epochs
 
 
-def test_another_generation_counts_mapping_versions_and_slices_on() -> None:
-    past = Past(slices=(record(1),), mapping_version=7, generation=4, epochs={COUNT[0]: 2})
+def test_another_generation_counts_placement_versions_and_slices_on() -> None:
+    past = Past(slices=(record(1),), placement_version=7, generation=4, epochs={COUNT[0]: 2})
     play = Play(past)
     play.start()
-    assert play.mapping.version == 8
+    assert play.placement.version == 8
     (run,) = play.controller.handle(BatchArrived(5, 0))
     assert isinstance(run, RunSlice)
-    assert (run.plan.mapping, run.plan.number, run.plan.generation) == (8, 2, 4)
+    assert (run.plan.placement, run.plan.number, run.plan.generation) == (8, 2, 4)

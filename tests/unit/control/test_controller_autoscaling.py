@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from plays import FIRST, NEVER, NODES, THIRD, Play, counting
 
-from anabranch.control.autoscaler import Autoscale
-from anabranch.control.controller import ControlConfig, Controller, Past
+from anabranch.control.controller import Controller
+from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.settings import ControlConfig, Past
 from anabranch.errors import AdjustmentError
 from anabranch.model.commands import Command, NoteDecision, RequestNodes, RunSlice, WriteSlice
 from anabranch.model.events import BatchArrived, DrainRequested, Idled, ScaleRequested, SliceRan
@@ -23,7 +24,7 @@ class Busy(Play):
     def __init__(self, config: Autoscale | None = EAGER, past: Past | None = None) -> None:
         super().__init__(past, plan=counting(), nodes=(*NODES, THIRD))
         self.config = ControlConfig(NEVER, autoscale=config)
-        self.controller = Controller(counting(), self.config, past or Past())
+        self.controller = Controller(counting(), self.config, past or Past(), validate=True)
         self.now_ms = 0
         self.busy, self.used_s = 0.5, 0.0
         self.start()
@@ -36,7 +37,7 @@ class Busy(Play):
         (run,) = self.controller.handle(BatchArrived(batch, self.now_ms))
         assert isinstance(run, RunSlice)
         self.used_s += self.busy
-        source = SourceReport(0, 1, {"s": 3}, 3, {"s": 1}, 0, 0.0)
+        source = SourceReport(0, 1, {"s": 3}, {"s": 1}, 0, 0.0)
         reports = [
             replace(
                 r,
@@ -65,7 +66,7 @@ def until_noted(play: Busy) -> list[Command]:
     raise AssertionError("nothing was decided")
 
 
-def test_a_decision_becomes_a_change_of_the_mapping() -> None:
+def test_a_decision_becomes_a_change_of_the_placement() -> None:
     play = Busy()
     for _ in range(6):
         assert not noted(play.slice())
@@ -149,7 +150,7 @@ def test_a_refused_decision_does_not_take_the_slice_with_it(
     for _ in range(6):
         play.slice()
     play.busy = 0.9
-    monkeypatch.setattr(play.controller._wishes, "scale", refuse)
+    monkeypatch.setattr(play.controller.wishes, "scale", refuse)
     commands = until_noted(play)
     assert any(isinstance(c, WriteSlice) for c in commands)
     assert not play.controller.adjusting

@@ -22,7 +22,8 @@ from plays import (
     owners,
 )
 
-from anabranch.control.controller import MAX_TRIES, Phase
+from anabranch.control.controller import Phase
+from anabranch.control.rebuild import MAX_TRIES
 from anabranch.errors import ClusterError
 from anabranch.model.commands import (
     AwaitNodes,
@@ -38,6 +39,7 @@ from anabranch.model.events import (
     NodesJoined,
     NodesPolled,
     PartitionsRecovered,
+    SliceRan,
     StopRequested,
 )
 from anabranch.model.ids import NodeId, PartitionId
@@ -58,11 +60,11 @@ def test_a_loss_while_idle_restores_what_was_there_and_nothing_else() -> None:
     play = Play()
     play.start()
     feed(play, 0)
-    assert owners(play.mapping) == {"count[0]": ("1", 1), "count[1]": ("2", 1)}
+    assert owners(play.placement) == {"count[0]": ("1", 1), "count[1]": ("2", 1)}
     commands = lose(play, SECOND)
     assert kinds(commands) == ["WriteHead", "RecoverPartitions"]
-    assert owners(play.mapping) == {"count[0]": ("1", 1), "count[1]": ("1", 2)}
-    assert (play.mapping.version, play.mapping.nodes) == (2, (FIRST,))
+    assert owners(play.placement) == {"count[0]": ("1", 1), "count[1]": ("1", 2)}
+    assert (play.placement.version, play.placement.nodes) == (2, (FIRST,))
     assert play.controller.frontier == {COUNT[0]: 2, COUNT[1]: 1}
     assert play.recovering(commands) == []
     assert play.head.epochs == {COUNT[0]: 1, COUNT[1]: 2}
@@ -77,7 +79,7 @@ def test_a_spare_node_may_go_unnoticed_and_takes_over_what_is_lost() -> None:
     assert play.controller.handle(NodesJoined((THIRD, NodeId("4")), 0)) == []
     assert lose(play, NodeId("4")) == []
     lose(play, SECOND)
-    assert owners(play.mapping) == {"count[0]": ("1", 1), "count[1]": ("3", 2)}
+    assert owners(play.placement) == {"count[0]": ("1", 1), "count[1]": ("3", 2)}
 
 
 def test_a_slice_whose_rows_are_all_logged_runs_again_from_the_log() -> None:
@@ -88,7 +90,7 @@ def test_a_slice_whose_rows_are_all_logged_runs_again_from_the_log() -> None:
     (again,) = play.recovering(lose(play, SECOND, logged=1))
     assert isinstance(again, RunSlice)
     assert (again.plan.feed, again.plan.source_tasks, again.plan.attempt) == (Feed.LOG, 1, 0)
-    assert (again.plan.number, again.plan.batch, again.plan.mapping) == (1, 0, 2)
+    assert (again.plan.number, again.plan.batch, again.plan.placement) == (1, 0, 2)
     assert again.plan.processing_ms == run.plan.processing_ms == 40  # an input of the slice
     assert kinds(play.ran(again)) == ["WriteSlice", "ExposeSlice", "FinishBatch"]
 
@@ -99,10 +101,10 @@ def test_a_slice_whose_rows_are_not_all_logged_reads_its_batch_into_another_log(
     play.controller.handle(BatchArrived(0, 40))
     (again,) = play.recovering(lose(play, SECOND))
     assert isinstance(again, RunSlice)
-    assert (again.plan.feed, again.plan.attempt, again.plan.mapping) == (Feed.LIVE, 1, 2)
+    assert (again.plan.feed, again.plan.attempt, again.plan.placement) == (Feed.LIVE, 1, 2)
     (third,) = play.recovering(lose(play, FIRST))
     assert isinstance(third, RunSlice)
-    assert (third.plan.feed, third.plan.attempt, third.plan.mapping) == (Feed.LIVE, 2, 3)
+    assert (third.plan.feed, third.plan.attempt, third.plan.placement) == (Feed.LIVE, 2, 3)
     (written, *_) = play.ran(third)
     assert written.record.attempt == 2  # type: ignore[union-attr]
 
@@ -115,7 +117,7 @@ def test_every_reading_of_a_batch_has_a_log_of_its_own() -> None:
     for batch in range(3):
         (run,) = play.controller.handle(BatchArrived(batch, 0))
         if batch == 1:
-            (run,) = play.recovering(lose(play, play.mapping.nodes[-1]))
+            (run,) = play.recovering(lose(play, play.placement.nodes[-1]))
         assert isinstance(run, RunSlice)
         logs.append((run.plan.generation, run.plan.attempt))
         play.ran(run, chunks=2)
@@ -134,7 +136,7 @@ def test_a_replaced_process_without_partitions_hears_of_the_job_again() -> None:
     (again,) = play.recovering(play.ran(run))
     assert play.recovery.restored == frozenset()
     assert isinstance(again, RunSlice)
-    assert again.plan.mapping == 2
+    assert again.plan.placement == 2
     assert kinds(play.ran(again)) == ["WriteSlice", "ExposeSlice", "FinishBatch"]
 
 
@@ -150,7 +152,7 @@ def test_a_slice_without_a_live_batch_runs_again_as_it_was(chunks: int) -> None:
     (again,) = play.recovering(lose(play, SECOND))
     assert isinstance(again, RunSlice)
     assert again.plan.feed is (Feed.LOG if chunks == 2 else Feed.NONE)
-    assert again.plan.mapping == 2
+    assert again.plan.placement == 2
     for name in ("number", "batch", "source_tasks", "attempt", "watermark_us", "processing_ms"):
         assert getattr(again.plan, name) == getattr(second.plan, name)
 
@@ -170,18 +172,18 @@ def test_a_loss_during_a_recovery_joins_it() -> None:
     play.start()
     feed(play, 0)
     lose(play, SECOND)
-    assert play.mapping.owners[COUNT[1]].node == FIRST
+    assert play.placement.owners[COUNT[1]].node == FIRST
     commands = lose(play, FIRST)
     assert play.recovering(commands) == []
     # count[1] was on its way to the first node; whatever got there is fenced by its epoch.
     assert names(play.recovery.restored) == {"count[0]", "count[1]"}
-    assert {p: e for p, (_, e) in owners(play.mapping).items()} == {
+    assert {p: e for p, (_, e) in owners(play.placement).items()} == {
         "count[0]": 2,
         "count[1]": 3,
         "count[2]": 1,
         "count[3]": 1,
     }
-    assert {n for n, _ in owners(play.mapping).values()} == {"3", "4"}
+    assert {n for n, _ in owners(play.placement).values()} == {"3", "4"}
     assert play.controller.phase is Phase.RUNNING
 
 
@@ -195,7 +197,7 @@ def test_all_nodes_lost_waits_for_one_and_goes_on() -> None:
     assert play.controller.handle(Idled(0)) == []
     commands = play.controller.handle(NodesJoined((THIRD,), 0))
     (again,) = play.recovering(commands)
-    assert owners(play.mapping) == {"count[0]": ("3", 2), "count[1]": ("3", 2)}
+    assert owners(play.placement) == {"count[0]": ("3", 2), "count[1]": ("3", 2)}
     assert [s.number for s in play.recovery.slices] == [1]
     assert isinstance(again, RunSlice)
     assert (again.plan.number, again.plan.feed) == (2, Feed.LOG)
@@ -209,7 +211,7 @@ def test_all_nodes_lost_one_after_the_other_during_the_recovery() -> None:
     assert lose(play, SECOND) == [AwaitNodes()]
     commands = play.controller.handle(NodesJoined((THIRD,), 0))
     assert play.recovering(commands) == []
-    assert owners(play.mapping) == {"count[0]": ("3", 3), "count[1]": ("3", 2)}
+    assert owners(play.placement) == {"count[0]": ("3", 3), "count[1]": ("3", 2)}
 
 
 def test_nodes_lost_before_any_was_used() -> None:
@@ -257,10 +259,24 @@ def test_a_replaced_node_process_is_used_again_but_has_lost_its_partitions() -> 
     play.incarnations[FIRST] = "another"
     (again,) = play.recovering(play.ran(run, partitions={}))
     assert play.recovery.restored == {COUNT[0]}
-    assert owners(play.mapping) == {"count[0]": ("1", 2), "count[1]": ("2", 1)}
+    assert owners(play.placement) == {"count[0]": ("1", 2), "count[1]": ("2", 1)}
     assert isinstance(again, RunSlice)
     assert (again.plan.feed, again.plan.source_tasks) == (Feed.LOG, 1)
     assert kinds(play.ran(again)) == ["WriteSlice", "ExposeSlice", "FinishBatch"]
+
+
+def test_a_batch_is_read_again_if_a_source_task_failed_whose_node_was_replaced() -> None:
+    """Its failure was lost with the node process that had been told, and it has logged nothing."""
+    play = Play()
+    play.start()
+    (run,) = play.controller.handle(BatchArrived(0, 0))
+    play.incarnations[FIRST] = "another"
+    reports = play.reports(2, partitions={})
+    (again,) = play.recovering(play.controller.handle(SliceRan(1, 1, reports, 50, logged=False)))
+    assert isinstance(run, RunSlice)
+    assert isinstance(again, RunSlice)
+    assert again.plan.feed is Feed.LIVE
+    assert again.plan.attempt != run.plan.attempt
 
 
 def test_a_node_process_replaced_during_a_recovery_or_between_slices() -> None:
@@ -286,7 +302,7 @@ def test_a_process_that_does_not_know_its_node_is_a_new_one() -> None:
     recover = play.controller.handle(NodesJoined(NODES, 0))[-1]
     commands = play.recovered(recover, node=NodeId(""), partitions={})
     assert play.recovering(commands) == []
-    assert owners(play.mapping) == {"count[0]": ("1", 2), "count[1]": ("2", 2)}
+    assert owners(play.placement) == {"count[0]": ("1", 2), "count[1]": ("2", 1)}
 
 
 # -- checkpoints in flight ------------------------------------------------------------------------
@@ -386,10 +402,10 @@ def test_a_state_that_kills_every_node_it_meets_ends_the_run() -> None:
     commands = lose(play, SECOND)
     for _ in range(MAX_TRIES - 1):
         assert kinds(commands) == ["WriteHead", "RecoverPartitions"]
-        victim = play.mapping.owners[COUNT[1]].node
+        victim = play.placement.owners[COUNT[1]].node
         commands = lose(play, victim)
     assert kinds(commands) == ["WriteHead", "RecoverPartitions"]
-    (fail,) = lose(play, play.mapping.owners[COUNT[1]].node)
+    (fail,) = lose(play, play.placement.owners[COUNT[1]].node)
     assert isinstance(fail, FailRun)
     assert isinstance(fail.error, ClusterError)
     assert "count[1] was lost 10 times in a row" in fail.error.message
@@ -401,7 +417,7 @@ def test_a_slice_in_between_counts_tries_anew() -> None:
     for n in range(MAX_TRIES + 3):
         joined = NodeId(f"j{n}")
         play.controller.handle(NodesJoined((joined,), 0))
-        assert play.recovering(lose(play, play.mapping.owners[COUNT[1]].node)) == []
+        assert play.recovering(lose(play, play.placement.owners[COUNT[1]].node)) == []
         feed(play, n)
 
 
@@ -409,8 +425,7 @@ def test_a_slice_in_between_counts_tries_anew() -> None:
     ("changes", "why", "runs"),
     [
         ({"incomplete": {COUNT[0]: "edge 0"}}, "edge 0", MAX_TRIES),
-        # A partition that is not there is lost, too: every time costs a recovery and a run.
-        ({"not_hosted": COUNT[:1]}, "it is not there", MAX_TRIES // 2),
+        ({"not_hosted": COUNT[:1]}, "it is not there", MAX_TRIES),
     ],
 )
 def test_a_slice_that_lacks_input_runs_again_from_the_log_a_few_times(
@@ -439,7 +454,7 @@ def test_a_recovery_that_lacks_input_is_tried_again() -> None:
     recover = lose(play, SECOND)[-1]
     again = play.recovered(recover, incomplete={COUNT[1]: "edge 0"})
     assert play.recovering(again) == []
-    assert play.recovery.mapping.owners[COUNT[1]].epoch == 3
+    assert play.recovery.placement.owners[COUNT[1]].epoch == 3
     assert play.controller.phase is Phase.RUNNING
 
 
@@ -456,7 +471,7 @@ def test_a_recovery_that_leaves_a_partition_unspoken_of_is_tried_again(
     said = {p: replace(only.partitions[p], epoch=e) for p in COUNT for e in heard}
     event = PartitionsRecovered((replace(only, partitions=said, replayed={}),), 0)
     assert play.recovering(play.controller.handle(event)) == []
-    assert owners(play.mapping) == {"count[0]": ("1", 1), "count[1]": ("1", 3)}
+    assert owners(play.placement) == {"count[0]": ("1", 1), "count[1]": ("1", 3)}
 
 
 def test_a_delta_whose_beginning_was_never_heard_of_does_not_count() -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.control.fingerprint import (
+from anabranch.errors import CheckpointMismatchError
+from anabranch.model.slices import Cut, SliceRecord
+from anabranch.upgrade.fit import (
     changes_replay,
     check_fit,
     clean_stop_needed,
     rechained,
 )
-from anabranch.errors import CheckpointMismatchError
-from anabranch.model.slices import Cut, SliceRecord
 
 WINDOW = {"class": "windows.Window", "size_us": 30_000_000, "slide_us": 30_000_000}
 

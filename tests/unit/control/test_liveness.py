@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.control.liveness import Liveness
+from anabranch.control.policies.liveness import Liveness
 from anabranch.model.ids import NodeId
 
 ONE, TWO = NodeId("1"), NodeId("2")

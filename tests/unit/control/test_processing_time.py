@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plays import Play, record
 
-from anabranch.control.controller import Past
-from anabranch.control.processing_time import ProcessingTime
+from anabranch.control.policies.processing_time import ProcessingTime
+from anabranch.control.settings import Past
 from anabranch.model.commands import RunSlice
 from anabranch.model.events import BatchArrived
 

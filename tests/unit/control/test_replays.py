@@ -22,12 +22,12 @@ from plays import (
 )
 
 from anabranch.control import recovery
-from anabranch.control.controller import Past
+from anabranch.control.settings import Past
 from anabranch.errors import StorageError
 from anabranch.model.commands import FailRun, RecoverPartitions, RunSlice, WriteHead
 from anabranch.model.events import BatchArrived, NodesJoined, RestoreFailed
 from anabranch.model.ids import PartitionId
-from anabranch.model.mapping import Mapping, Ownership
+from anabranch.model.placement import Ownership, Placement
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import Cut
@@ -61,7 +61,7 @@ def test_a_torn_checkpoint_in_a_recovery_falls_back_and_replays_more() -> None:
     plan = play.recovery
     assert (plan.cut, [s.number for s in plan.slices]) == (2, [3, 4, 5])
     assert plan.files == {COUNT[1]: ("count[1]@2",)}
-    assert plan.mapping.owners[COUNT[1]].epoch == 3
+    assert plan.placement.owners[COUNT[1]].epoch == 3
     assert play.head.cut is not None
     assert (play.head.cut.slice, play.head.previous) == (2, None)
     # Both torn: everything before slice 3 is gone for good.
@@ -74,13 +74,13 @@ def test_backups_that_begin_after_a_restored_partitions_cut_are_not_asked_for() 
     """Two failures one after the other (paper 000): what was restored from the newest cut has no
     output before it, and its upstream may have trimmed; the older cut needs a shadow of it."""
     play = two_cuts(diamond())
-    home = {str(p): o.node for p, o in play.mapping.owners.items()}
+    home = {str(p): o.node for p, o in play.placement.owners.items()}
     assert home["b[0]"] != home["d[0]"]
     assert play.recovering(lose(play, home["b[0]"])) == []
     assert play.recovery.cut == 4
     restored = play.recovery.restored
     assert PartitionId("b", 0) in restored
-    victim = play.mapping.owners[PartitionId("d", 0)].node
+    victim = play.placement.owners[PartitionId("d", 0)].node
     lose(play, victim)
     play.recovering(play.controller.handle(RestoreFailed(StorageError("torn"), 0)))
     plan = play.recovery
@@ -95,7 +95,7 @@ def test_backups_that_begin_after_a_restored_partitions_cut_are_not_asked_for() 
 def test_a_healthy_partition_whose_checkpoint_is_torn_begins_a_new_chain() -> None:
     """Its shadow could not be restored: deltas on top of the torn file would be of no use."""
     play = two_cuts(diamond(), backups=[])
-    lost = lose(play, play.mapping.owners[PartitionId("d", 0)].node)[-1]
+    lost = lose(play, play.placement.owners[PartitionId("d", 0)].node)[-1]
     assert isinstance(lost, RecoverPartitions)
     shadows = lost.plan.shadows
     assert shadows
@@ -119,11 +119,14 @@ def test_a_healthy_partition_whose_checkpoint_is_torn_begins_a_new_chain() -> No
 
 def lost_of(play: Play, *lost: str) -> RecoveryPlan:
     """What is planned when exactly these are lost: they are moved to a node of their own first."""
-    mapping = play.mapping
+    placement = play.placement
     away = {
-        p: Ownership(THIRD if str(p) in lost else FIRST, o.epoch) for p, o in mapping.owners.items()
+        p: Ownership(THIRD if str(p) in lost else FIRST, o.epoch)
+        for p, o in placement.owners.items()
     }
-    play.controller.mapping = Mapping(mapping.version, mapping.groups, away, (FIRST, THIRD))
+    play.controller.ledgers.owners.in_force = Placement(
+        placement.version, placement.groups, away, (FIRST, THIRD)
+    )
     recover = lose(play, THIRD)[-1]
     assert isinstance(recover, RecoverPartitions)
     assert names(recover.plan.restored) == set(lost)
@@ -180,7 +183,7 @@ def test_what_cannot_be_produced_twice_goes_back_to_the_cut_together() -> None:
     assert play.recovering(commands) == []
     assert play.recovery.restored == set(COUNT)
     assert (play.recovery.senders, play.recovery.shadows) == (frozenset(), frozenset())
-    assert owners(play.mapping) == {"count[0]": ("1", 2), "count[1]": ("1", 2)}
+    assert owners(play.placement) == {"count[0]": ("1", 2), "count[1]": ("1", 2)}
 
 
 # -- long replays ---------------------------------------------------------------------------------
@@ -209,7 +212,9 @@ def test_parts_are_bounded_by_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(recovery.in_parts(())) == [()]
 
 
-def test_a_loss_between_two_parts_starts_the_replay_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_between_two_parts_keeps_what_others_have_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(recovery, "MAX_PART_SLICES", 2)
     play = Play(Past(slices=tuple(record(n) for n in range(1, 4)), generation=1))
     first = play.controller.handle(NodesJoined(NODES, 0))[-1]
@@ -220,7 +225,8 @@ def test_a_loss_between_two_parts_starts_the_replay_anew(monkeypatch: pytest.Mon
     assert isinstance(again, RecoverPartitions)
     assert (again.plan.part, again.plan.first) == (0, 1)
     assert again.plan.restored == set(COUNT)
-    assert set(play.controller.frontier.values()) == {1}
+    assert owners(again.plan.placement) == {"count[0]": ("1", 1), "count[1]": ("1", 2)}
+    assert play.controller.frontier == {COUNT[0]: 3, COUNT[1]: 1}
 
 
 def test_a_lost_partition_of_an_old_cut_is_read_with_its_files() -> None:

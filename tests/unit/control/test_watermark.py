@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.control.watermark import WatermarkTracker
+from anabranch.control.ledgers.watermark import WatermarkTracker
 
 
 def test_the_least_over_the_sources_minus_their_delays() -> None:

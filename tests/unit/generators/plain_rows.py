@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from anabranch.generators import NEGATIVE, POSITIVE, SkewedKeys
-from anabranch.model.mapping import even_groups
-from anabranch.operators.hashing import key_groups
-from anabranch.planning.key_histories import shifted, zipf_counts
+from anabranch.model.placement import even_groups
+from anabranch.operators.rows.hashing import key_groups
+from anabranch.planning.workloads.key_histories import shifted, zipf_counts
 
 MASK = 2**64 - 1
 START_US = 1_767_225_600_000_000  # 2026-01-01 00:00 UTC

@@ -29,8 +29,8 @@ from anabranch.generators import (
 )
 from anabranch.generators.base import uniforms
 from anabranch.generators.text import ordinary_words
-from anabranch.model.mapping import even_groups
-from anabranch.operators.hashing import key_groups
+from anabranch.model.placement import even_groups
+from anabranch.operators.rows.hashing import key_groups
 
 SMALL: list[tuple[Any, Callable[[Any, int], tuple[Any, ...]]]] = [
     (Sentences(seed=3, rate=7, words=3, vocabulary=20_000), plain_rows.sentence),

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import ClusterError
+from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.mapping import even_groups, place
+from anabranch.model.placement import even_groups, place
 from anabranch.model.plan import Plan, compile_plan, inputs_in_chain
-from anabranch.model.topology import Kind, Operator, Topology
 
 
 def source(name: str = "s") -> Operator:
@@ -31,7 +31,7 @@ def sink(reads: str, name: str = "out") -> Operator:
 
 
 def plan(*operators: Operator) -> Plan:
-    return compile_plan(Topology.checked("t", operators))
+    return compile_plan(Graph.checked("t", operators))
 
 
 def chains(compiled: Plan) -> dict[str, tuple[str, ...]]:
@@ -75,7 +75,7 @@ def test_a_union_over_chains_is_evaluated_in_each() -> None:
     assert compiled.by_name["s"].operators == ("s", "u", "out")
     assert compiled.by_name["a"].operators == ("a", "u", "out")
     assert [(e.source, e.port) for e in compiled.by_name["b"].inputs] == [("s", 0), ("a", 0)]
-    u = compiled.topology.by_name["u"]
+    u = compiled.graph.by_name["u"]
     assert inputs_in_chain(compiled.by_name["s"], u, 0) == ("s",)
     assert inputs_in_chain(compiled.by_name["a"], u, 0) == ("a",)
 
@@ -102,7 +102,7 @@ def test_no_keyed_operator_still_has_a_wave_that_reports() -> None:
 
 
 @st.composite
-def topologies(draw: st.DrawFn) -> Topology:
+def topologies(draw: st.DrawFn) -> Graph:
     ops = [source(f"s{i}") for i in range(draw(st.integers(1, 2)))]
     for i in range(draw(st.integers(1, 8))):
         names = st.lists(
@@ -116,12 +116,12 @@ def topologies(draw: st.DrawFn) -> Topology:
             texts = ["+".join(p) for p in ports]
             ops.append(keyed(f"o{i}", *texts, key=key, parallelism=parallelism))
     ops.append(sink("+".join(o.name for o in ops[-2:])))
-    return Topology.checked("t", ops)
+    return Graph.checked("t", ops)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(topologies())
-def test_every_input_reaches_its_operator_exactly_once(topology: Topology) -> None:
+def test_every_input_reaches_its_operator_exactly_once(topology: Graph) -> None:
     """Per keyed operator and port: shuffled from, or evaluated beside, each root of a producer."""
     compiled = compile_plan(topology)
     depth = {c.name: c.depth for c in compiled.chains}
@@ -163,8 +163,8 @@ def test_even_groups(groups: int, parallelism: int) -> None:
 def test_place_raises_every_epoch_and_names_all_nodes() -> None:
     compiled = plan(source(), keyed("a", "s", parallelism=4), keyed("b", "a", key="j"), sink("b"))
     nodes = [NodeId("1"), NodeId("2"), NodeId("3")]
-    mapping = place(compiled, nodes, 7, {PartitionId("a", 1): 5})
-    assert {str(p): (o.node, o.epoch) for p, o in mapping.owners.items()} == {
+    placement = place(compiled, nodes, 7, {PartitionId("a", 1): 5})
+    assert {str(p): (o.node, o.epoch) for p, o in placement.owners.items()} == {
         "a[0]": ("1", 1),
         "a[1]": ("2", 6),
         "a[2]": ("3", 1),
@@ -172,6 +172,6 @@ def test_place_raises_every_epoch_and_names_all_nodes() -> None:
         "b[0]": ("2", 1),
         "b[1]": ("3", 1),
     }
-    assert mapping.version == 7
+    assert placement.version == 7
     with pytest.raises(ClusterError, match="no node is ready"):
         place(compiled, [], 1, {})

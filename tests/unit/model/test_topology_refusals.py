@@ -7,7 +7,7 @@ import pytest
 import anabranch as ab
 from anabranch.errors import ConfigError, TopologyError
 from anabranch.model.duration import parse_duration
-from anabranch.model.topology import Kind, Operator, Topology
+from anabranch.model.graph import Graph, Kind, Operator
 
 SOURCE = Operator("s", Kind.SOURCE)
 SINK = Operator("out", Kind.SINK, (("s",),))
@@ -40,13 +40,13 @@ def keyed(name: str, reads: str, **options: object) -> Operator:
 )
 def test_a_graph_that_cannot_run(operators: list[Operator], words: str) -> None:
     with pytest.raises(TopologyError, match=words):
-        Topology.checked("t", operators)
+        Graph.checked("t", operators)
 
 
 @pytest.mark.parametrize("groups", [0, -1, 32_769])
 def test_key_groups_out_of_range(groups: int) -> None:
     with pytest.raises(TopologyError, match="choose a number from 1 to 32768"):
-        Topology.checked("t", [SOURCE, SINK], groups)
+        Graph.checked("t", [SOURCE, SINK], groups)
 
 
 def test_refusals_of_the_api() -> None:

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 import anabranch as ab
+from anabranch.driver.heartbeats import Beat, Caller, Heartbeats
 from anabranch.model.ids import NodeId
-from anabranch.node import activity, heartbeat
+from anabranch.node import activity
 from anabranch.node.activity import Slate
-from anabranch.node.heartbeat import ALIVE, BUSY, HELPING
-from anabranch.spark.heartbeats import Beat, Caller, Heartbeats
+from anabranch.node.process import heartbeat
+from anabranch.node.process.heartbeat import ALIVE, BUSY, HELPING
 from anabranch.testing import play
 
 

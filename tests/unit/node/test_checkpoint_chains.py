@@ -13,9 +13,9 @@ from test_local_runs import Comparison
 
 import anabranch as ab
 from anabranch.model.ids import NodeId
-from anabranch.node import partition as partition_module
-from anabranch.node.checkpoint_writer import CheckpointWriter
-from anabranch.node.host import Host
+from anabranch.node.protocol import partition as partition_module
+from anabranch.node.protocol.host import Host
+from anabranch.node.protocol.writing import CheckpointWriter
 from anabranch.testing import Idle, LocalJob
 from oracle import Dataflow, Step
 
@@ -29,12 +29,14 @@ def all_keys(value: int) -> list[dict[str, list[tuple[int | None, int]]]]:
 
 def start(comparison: Comparison, root: Path, nodes: int) -> LocalRun:
     """Every slice seals, unless a cut is in flight."""
-    return LocalRun(comparison.topology(), root, nodes, checkpoint_interval_ms=0)
+    run = LocalRun(comparison.topology(), root, nodes)
+    run.controller.ledgers.checkpoints._interval_ms = 0  # from the first slice on
+    return run
 
 
 def files(run: LocalRun) -> dict[str, list[str]]:
     """Of the newest cut, per partition."""
-    cut = run.driver.controller.cut
+    cut = run.controller.cut
     assert cut is not None
     return {p: list(f) for p, f in cut.files.items()}
 
@@ -48,8 +50,8 @@ def test_a_partition_that_does_not_change_writes_no_files(tmp_path: Path) -> Non
     for n in range(12):
         comparison.feed(run, [{"s": [(7, n)]}])
         run.await_cut()
-        assert run.driver.controller.cut is not None
-        cuts.add(run.driver.controller.cut.slice)
+        assert run.controller.cut is not None
+        cuts.add(run.controller.cut.slice)
     assert len(cuts) == 12
     now = files(run)
     (idle,) = [p for p in first if now[p] == first[p]]
@@ -90,16 +92,16 @@ def test_windows_that_closed_without_a_row_are_a_change(tmp_path: Path) -> None:
         return [{"k": 1, "t": dt.datetime.fromtimestamp(seconds, dt.UTC)}]
 
     job.step({"s": at(5)})
-    (host,) = job._nodes._hosts.values()
-    (partition, *_) = (p for p in host._partitions.values() if p.states["n"].rows)
+    (host,) = job.cluster.hosts.values()
+    (partition, *_) = (p for p in host.partitions.values() if p.state.rows)
     assert partition.seal()[0]
-    assert partition.seal() == (False, {})
+    assert partition.seal() == (False, None)
     job.step({"s": at(1000)})
     assert partition.seal()[1]  # a row
-    assert partition.seal() == (False, {})
+    assert partition.seal() == (False, None)
     job.step(Idle(1))  # the watermark comes with a slice of its own, which closes the first window
     assert partition.seal()[1]
-    assert partition.seal() == (False, {})
+    assert partition.seal() == (False, None)
     job.close()
 
 
@@ -107,7 +109,7 @@ class HeldBack:
     """A disk that writes nothing until it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._waiting: list[tuple[CheckpointWriter, tuple[Any, ...]]] = []
+        self._waiting: list[tuple[CheckpointWriter, tuple[Any, Any]]] = []
         self.holds = True
         real = CheckpointWriter.submit
 
@@ -119,7 +121,7 @@ class HeldBack:
 
         monkeypatch.setattr(CheckpointWriter, "submit", submit)
 
-    def sealed_by(self, host: Host) -> int:
+    def sealed_by(self, host: Host[Any]) -> int:
         return sum(writer is host._writer for writer, _ in self._waiting)
 
     def write(self) -> None:
@@ -138,15 +140,15 @@ def test_a_full_file_of_a_cut_given_up_that_nobody_heard_of_is_written_again(
     run = start(comparison, tmp_path, nodes=2)
     comparison.feed(run, all_keys(1))
     for _ in range(given_up):
-        run.nodes.replace(NodeId("1"))  # its files will never come
+        run.cluster.replace(NodeId("1"))  # its files will never come
         comparison.feed(run, few)
         comparison.feed(run, few)  # seals
-    assert disk.sealed_by(run.nodes.hosts[NodeId("0")]) == given_up + 1
+    assert disk.sealed_by(run.cluster.hosts[NodeId("0")]) == given_up + 1
     disk.write()
     for _ in range(3):
         comparison.feed(run, few)
         run.await_cut()
-    assert run.driver.controller.cut is not None
+    assert run.controller.cut is not None
     run.kill()
     comparison.feed(LocalRun(comparison.topology(), tmp_path), all_keys(3))
 

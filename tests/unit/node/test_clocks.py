@@ -38,30 +38,30 @@ def test_a_leap_of_the_wall_clock_and_back_keeps_no_checkpoint_waiting(
             clocks.now_ms += 1_000
             run.feed([{"s": [(1, 1)]}])
             run.await_cut()
-            assert run.driver.controller.newest is not None
-            times.append(run.driver.controller.newest.processing_ms)
-        assert run.driver.controller.cut is not None
-        return run.driver.controller.cut.slice, times
+            assert run.controller.newest is not None
+            times.append(run.controller.newest.processing_ms)
+        assert run.controller.cut is not None
+        return run.controller.cut.slice, times
 
-    run = LocalRun(made, tmp_path, checkpoint_interval_ms=3_000)
+    run = LocalRun(made, tmp_path, checkpoint_interval="3s")
     _, before = fed(run, 4)
     clocks.ahead_ms += leap_ms
     _, ahead = fed(run, 4)
     clocks.ahead_ms -= leap_ms
     cut, after = fed(run, 12)
-    newest = run.driver.controller.newest
+    newest = run.controller.newest
     assert newest is not None
     assert newest.number - cut <= 3
     times = before + ahead + after
     assert times == sorted(times)
-    rate = run.driver.status()["rows_per_s"]
+    rate = run.run.status().rows_per_s
     assert 0.5 < rate < 2
     run.stop()
-    again = LocalRun(made, tmp_path, checkpoint_interval_ms=3_000)  # on a machine just set back
+    again = LocalRun(made, tmp_path, checkpoint_interval="3s")  # on a machine just set back
     clocks.ahead_ms -= DAY_MS
     cut, later = fed(again, 8)
     assert later[0] >= times[-1]
     assert later == sorted(set(later))
-    assert again.driver.controller.newest is not None
-    assert again.driver.controller.newest.number - cut <= 3
+    assert again.controller.newest is not None
+    assert again.controller.newest.number - cut <= 3
     again.kill()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.errors import ClusterError, InvariantError
-from anabranch.node import client
+from anabranch.node.process import client
 from anabranch.spark import tasks
 
 

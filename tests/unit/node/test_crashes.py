@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from local_run import Batch, LocalNodes, LocalRun
+from local_run import Batch, FaultyCluster, LocalRun
 
 import anabranch as ab
 from effort import LONG
@@ -74,9 +74,9 @@ def topology(root: Path) -> ab.Topology:
     return build(Dataflow(STEPS), lambda name: ab.Parquet(str(root / name)))
 
 
-def work(root: Path, hosts: LocalNodes | None, limit: int | None) -> None:
+def work(root: Path, hosts: FaultyCluster | None, limit: int | None) -> None:
     """Go on from wherever the directory is, to the end."""
-    run = LocalRun(topology(root), root / "ck", hosts=hosts, max_rows_per_slice=limit)
+    run = LocalRun(topology(root), root / "ck", cluster=hosts, max_rows_per_slice=limit)
     try:
         # Spark offers the batch again whose end it was not told about.
         for number in range(max(0, run.next_batch - 1), len(BATCHES)):
@@ -126,7 +126,7 @@ def crash_at(
     where: Counter[str] = Counter()
     for operation in chosen:
         root = tmp_path / f"{operation}"
-        hosts = LocalNodes(2, 2) if nodes_survive else None
+        hosts = FaultyCluster(2) if nodes_survive else None
         try:
             with killed_at(monkeypatch, operation):
                 work(root, hosts, limit)

@@ -15,9 +15,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from anabranch.driver import heartbeats as port
+from anabranch.driver.heartbeats import Caller, Heartbeats
 from anabranch.model.ids import NodeId
-from anabranch.node import activity, heartbeat
-from anabranch.node.heartbeat import (
+from anabranch.node import activity
+from anabranch.node.process import heartbeat
+from anabranch.node.process.heartbeat import (
     ALIVE,
     LOST,
     NONCE_BYTES,
@@ -27,8 +30,6 @@ from anabranch.node.heartbeat import (
     Side,
     greet,
 )
-from anabranch.spark import heartbeats as port
-from anabranch.spark.heartbeats import Caller, Heartbeats
 
 NODE = NodeId("7")
 NONCE = bytes(NONCE_BYTES)

@@ -13,10 +13,10 @@ import pytest
 from local_run import LocalRun
 from test_local_runs import Comparison, _simple
 
+from anabranch.driver.heartbeats import Heartbeats
 from anabranch.model.ids import NodeId
-from anabranch.node.host import Host
-from anabranch.node.messages import WarmRequest
-from anabranch.spark.heartbeats import Heartbeats
+from anabranch.node.process.surroundings import new_host
+from anabranch.node.protocol.messages import WarmRequest
 
 NODE = NodeId("7")
 
@@ -46,12 +46,12 @@ def test_a_warm_node_whose_executor_is_stopped_is_silent_before_it_got_any_work(
     tmp_path: Path, executor: int, heartbeats: Heartbeats
 ) -> None:
     run = LocalRun(Comparison(_simple()).topology(), tmp_path / "job")
-    host = Host(tmp_path / "spill", executor)
+    host = new_host(tmp_path / "spill", executor)
     try:
-        host.warm(WarmRequest("job", run.driver._spec, NODE, heartbeats.pulse))
-        first = host._heartbeat
-        host.warm(WarmRequest("job", run.driver._spec, NODE, heartbeats.pulse))
-        assert host._heartbeat is first
+        host.warm(WarmRequest("job", run.run.caller.spec, NODE, heartbeats.pulse))
+        first = host._process._heartbeat
+        host.warm(WarmRequest("job", run.run.caller.spec, NODE, heartbeats.pulse))
+        assert host._process._heartbeat is first
         assert eventually(lambda: heartbeats._liveness.knows(NODE))
         os.kill(executor, signal.SIGSTOP)
         assert eventually(lambda: NODE in heartbeats.silent())

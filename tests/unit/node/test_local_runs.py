@@ -8,18 +8,18 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flows import batches, flows
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from local_run import Batch, Faults, LocalNodes, LocalRun, rows_of
+from local_run import Batch, Faults, FaultyCluster, LocalRun, rows_of
 
 import anabranch as ab
+from anabranch.driver.cluster import Ran, RecoveryJob, SliceJob
 from anabranch.errors import InvariantError
 from anabranch.model.slices import Cut, Feed
-from anabranch.node.checkpoint_writer import CheckpointWriter
+from anabranch.node.process.surroundings import Background
 from effort import examples
 from flow_topology import build
 from oracle import Dataflow
@@ -56,7 +56,7 @@ class Comparison:
 
     def feed(self, run: LocalRun, batch: Batch) -> None:
         run.feed(batch)
-        newest = run.driver.controller.newest
+        newest = run.controller.newest
         assert newest is not None
         expected = self.oracle.run(united(batch))
         for name, sink in self.sinks.items():
@@ -94,7 +94,7 @@ def test_restarts_on_other_nodes_and_parallelism_go_on_exactly(
                     Path(root),
                     nodes,
                     Faults(seed, **HARMLESS),
-                    checkpoint_interval_ms=data.draw(st.sampled_from([1, 10**9])),
+                    checkpoint_interval=data.draw(st.sampled_from(["1ms", "300h"])),
                 )
             except ab.AnabranchError as refused:
                 assert "this topology cannot replay them" in str(refused)
@@ -111,11 +111,10 @@ def test_restarts_on_other_nodes_and_parallelism_go_on_exactly(
 def test_a_new_driver_on_the_same_nodes_takes_over(data: st.DataObject, flow: Dataflow) -> None:
     """The node processes outlive the driver; what it left in them must not matter."""
     comparison = Comparison(flow)
-    plan = comparison.topology().plan()
-    hosts = LocalNodes(2, plan.waves)
+    hosts = FaultyCluster(2)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
         for batch in data.draw(batches(flow)):
-            run = LocalRun(comparison.topology(), Path(root), hosts=hosts)
+            run = LocalRun(comparison.topology(), Path(root), cluster=hosts)
             comparison.feed(run, batch)
             run.kill()
 
@@ -137,7 +136,7 @@ def test_a_blob_that_is_lost_once_is_sent_again(data: st.DataObject, flow: Dataf
                 seen += 1
                 return seen == lose
 
-            run.nodes.lose = lost
+            run.cluster.lose = lost
             try:
                 comparison.feed(run, batch)
             except InvariantError as e:
@@ -155,15 +154,16 @@ def test_a_blob_that_is_always_lost_ends_the_run(tmp_path: Path) -> None:
     run = LocalRun(comparison.topology(), tmp_path, 2)
     batch = [{"s": [(k, k) for k in range(9)]}]
     feeds = []
-    real = run.nodes.run_slice
+    real = run.cluster.run
 
-    def run_slice(**wanted: Any) -> Any:
-        feeds.append(wanted["plan"].feed)
-        return real(**wanted)
+    def noted(job: SliceJob | RecoveryJob) -> Ran:
+        if isinstance(job, SliceJob):
+            feeds.append(job.plan.feed)
+        return real(job)
 
-    run.nodes.run_slice = run_slice  # type: ignore[method-assign]
+    run.cluster.run = noted  # type: ignore[method-assign]
     left = 1
-    run.nodes.lose = lambda blob, node, count: len(feeds) <= left and node == "1"
+    run.cluster.lose = lambda blob, node, count: len(feeds) <= left and node == "1"
     comparison.feed(run, batch)
     assert feeds == [Feed.LIVE, Feed.LOG]
     feeds.clear()
@@ -179,12 +179,12 @@ def test_two_jobs_one_after_the_other_on_the_same_nodes(tmp_path: Path) -> None:
     """Nothing of the first, not even its newest checkpoint files, is taken for the second's."""
     flow = Dataflow(_simple().steps)
     comparison = Comparison(flow)
-    hosts = LocalNodes(2, 1)
-    first = LocalRun(comparison.topology(), tmp_path / "a", hosts=hosts)
+    hosts = FaultyCluster(2)
+    first = LocalRun(comparison.topology(), tmp_path / "a", cluster=hosts)
     comparison.feed(first, [{"s": [(1, 5), (2, 6)]}])
     first.stop()
     again = Comparison(_simple())
-    second = LocalRun(again.topology(), tmp_path / "b", hosts=hosts)
+    second = LocalRun(again.topology(), tmp_path / "b", cluster=hosts)
     again.feed(second, [{"s": [(1, 1)]}])
     second.stop()
     third = LocalRun(again.topology(), tmp_path / "b", nodes=1)
@@ -221,7 +221,7 @@ def test_synchronous_checkpoints_are_whole_and_there_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in Spark Streaming; ours go on while their writer, held up here, has not begun."""
-    monkeypatch.setattr(CheckpointWriter, "_work", lambda _: None)
+    monkeypatch.setattr(Background, "_work", lambda _: None)
     cuts: dict[str, list[Cut | None]] = {}
     for strategy in ("SC", "ours"):
         comparison = Comparison(_simple())
@@ -229,7 +229,7 @@ def test_synchronous_checkpoints_are_whole_and_there_before_anything_else(
         for n in range(4):
             time.sleep(0.002)  # a checkpoint is due
             comparison.feed(run, [{"s": [(1, n), (2, 1)]}])
-            cuts.setdefault(strategy, []).append(run.driver.controller._checkpoints.cut)
+            cuts.setdefault(strategy, []).append(run.controller.cut)
         run.kill()
     assert cuts["ours"] == [None] * 4
     newest = cuts["SC"][-1]

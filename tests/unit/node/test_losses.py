@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 from flows import FOLDS
-from local_run import Batch, Faults, LocalNodes, LocalRun
+from local_run import Batch, Faults, FaultyCluster, LocalRun
 from test_local_runs import HARMLESS, Comparison
 
 import anabranch as ab
-from anabranch.driver.actions import now_ms
+from anabranch.driver.clock import now_ms
 from anabranch.model.events import Idled
 from anabranch.model.ids import NodeId
-from anabranch.node import host as host_module
-from anabranch.node.host import Host
+from anabranch.node.process import surroundings
 from effort import LONG
 from oracle import Dataflow, Step
 
@@ -65,7 +64,7 @@ def random_batch(dice: random.Random, flow: Dataflow) -> Batch:
 class Mishaps:
     """Kills and replaces by chance before any step; at least one node always comes back."""
 
-    def __init__(self, nodes: LocalNodes, dice: random.Random, chance: float) -> None:
+    def __init__(self, nodes: FaultyCluster, dice: random.Random, chance: float) -> None:
         self.nodes, self.dice, self.chance = nodes, dice, chance
         self.left = 6  # in a row; more would be taken for state that kills its nodes
         self.steps: dict[str, int] = {}
@@ -84,7 +83,7 @@ class Mishaps:
         self.nodes.kill(*victims)
         for _ in range(self.dice.randint(0 if self.nodes.nodes else 1, 2)):
             self._next += 1
-            self.nodes.hosts[NodeId(str(self._next))] = Host()
+            self.nodes.replace(NodeId(str(self._next)))
 
 
 def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> dict[str, int]:
@@ -93,9 +92,7 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
     flow = flow or random_flow(dice)
     comparison = Comparison(flow)
     names = [s.name for s in flow.steps]
-    backups = dice.choice(
-        [None, frozenset[str](), frozenset(dice.sample(names, dice.randint(1, len(names))))]
-    )
+    backups = dice.choice(["all", "sources", dice.sample(names, dice.randint(1, len(names)))])
     steps: dict[str, int] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
         for _ in range(dice.randint(1, 2)):  # drivers
@@ -104,21 +101,21 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
                 Path(root),
                 dice.randint(1, 4),
                 Faults(seed, **HARMLESS),
-                checkpoint_interval_ms=dice.choice([1, 1, 30, 10**9]),
+                checkpoint_interval=dice.choice(["1ms", "1ms", "30ms", "300h"]),
                 backups=backups,
                 strategy=dice.choice(["ours", "ours", "SC"]),
-                recovery_bound_ms=dice.choice([None, None, 501, 5_000]),
+                recovery_bound=dice.choice([None, None, "501ms", "5s"]),
             )
-            mishaps = Mishaps(run.nodes, dice, dice.choice([0.02, 0.05, 0.15]))
-            run.nodes.before = mishaps
+            mishaps = Mishaps(run.cluster, dice, dice.choice([0.02, 0.05, 0.15]))
+            run.cluster.before = mishaps
             for _ in range(dice.randint(2, 6)):
                 mishaps.left = 6
                 comparison.feed(run, random_batch(dice, flow))
                 run.handle(Idled(now_ms()))  # asks for files under way
-                if dice.random() < 0.3 and len(run.nodes.nodes) > 1:  # between two slices
-                    lost = (dice.choice(run.nodes.nodes),)
-                    run.nodes.kill(*lost)
-                    run.driver._on_lost(lost, "killed")
+                if dice.random() < 0.3 and len(run.cluster.nodes) > 1:  # between two slices
+                    lost = (dice.choice(run.cluster.nodes),)
+                    run.cluster.kill(*lost)
+                    run.run.nodes_lost(lost, "killed")
             mishaps.left = 6
             if dice.random() < 0.5:
                 run.stop()
@@ -130,56 +127,56 @@ def run_seed(seed: int, flow: Dataflow | None = None, spill: bool = False) -> di
 
 
 def test_losses_at_any_step_change_nothing() -> None:
-    hit: dict[str, int] = {}
-    for seed in range(500 if LONG else 6):
-        for step, count in run_seed(seed).items():
-            hit[step] = hit.get(step, 0) + count
-    assert {"source", "wave", "recovery", "replay", "end", "poll"} <= hit.keys(), hit
+    """Which steps a seed hits depends on when files were written: it goes on until all were."""
+    missed = {"source", "wave", "recovery", "replay", "end", "poll"}
+    for seed in range(500 if LONG else 60):
+        missed -= run_seed(seed).keys()
+        if not missed and not LONG and seed >= 3:
+            break
+    assert not missed
 
 
 def test_losses_behind_several_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "BACKUP_MEMORY_BYTES", 100)  # all backups on disk
+    monkeypatch.setattr(surroundings, "BACKUP_MEMORY_BYTES", 100)  # all backups on disk
     for seed in range(300 if LONG else 4):
         run_seed(seed, DEEP)
 
 
 def test_only_what_was_lost_is_restored(tmp_path: Path) -> None:
     comparison = Comparison(DEEP)
-    run = LocalRun(comparison.topology(), tmp_path, 3, checkpoint_interval_ms=10**9)
+    run = LocalRun(comparison.topology(), tmp_path, 3, checkpoint_interval="300h")
     for n in range(4):
         comparison.feed(run, [{"s": [(k, n) for k in range(9)]}])
-    victim = run.nodes.nodes[1]
-    mapping = run.driver.controller.mapping
-    assert mapping is not None
-    lost = set(mapping.hosted_by(victim))
-    run.nodes.kill(victim)
+    victim = run.cluster.nodes[1]
+    placement = run.controller.placement
+    assert placement is not None
+    lost = set(placement.hosted_by(victim))
+    run.cluster.kill(victim)
     comparison.feed(run, [{"s": [(k, 7) for k in range(9)]}])
-    plan = run.nodes.recovered[-1]
+    plan = run.cluster.recovered[-1]
     assert plan.restored == lost
     assert not plan.shadows  # everybody backs up
     assert [s.number for s in plan.slices] == [1, 2, 3, 4]
-    after = run.driver.controller.mapping
+    after = run.controller.placement
     assert after is not None
-    for partition, owner in mapping.owners.items():
+    for partition, owner in placement.owners.items():
         changed = after.owners[partition]
         assert (changed.epoch, changed.node != victim) == (owner.epoch + (partition in lost), True)
 
 
 def test_without_backups_healthy_operators_are_shadowed(tmp_path: Path) -> None:
     comparison = Comparison(DEEP)
-    run = LocalRun(
-        comparison.topology(), tmp_path, 3, checkpoint_interval_ms=10**9, backups=frozenset()
-    )
+    run = LocalRun(comparison.topology(), tmp_path, 3, checkpoint_interval="300h", backups=())
     for n in range(3):
         comparison.feed(run, [{"s": [(k, n) for k in range(9)]}])
-    mapping = run.driver.controller.mapping
-    assert mapping is not None
-    victim = next(o.node for p, o in mapping.owners.items() if p.chain == "count")
-    run.nodes.kill(victim)
+    placement = run.controller.placement
+    assert placement is not None
+    victim = next(o.node for p, o in placement.owners.items() if p.chain == "count")
+    run.cluster.kill(victim)
     comparison.feed(run, [{"s": [(k, 7) for k in range(9)]}])
-    plan = run.nodes.recovered[-1]
+    plan = run.cluster.recovered[-1]
     assert not plan.senders
-    healthy = {p for p, o in mapping.owners.items() if o.node != victim and p.chain != "count"}
+    healthy = {p for p, o in placement.owners.items() if o.node != victim and p.chain != "count"}
     assert plan.shadows == healthy
 
 
@@ -187,33 +184,33 @@ def test_a_full_disk_slows_the_stream_down_until_checkpoints_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comparison = Comparison(DEEP)
-    run = LocalRun(comparison.topology(), tmp_path, 2, checkpoint_interval_ms=10**9)
-    monkeypatch.setattr(host_module, "BACKUP_MEMORY_BYTES", 100)
+    run = LocalRun(comparison.topology(), tmp_path, 2, checkpoint_interval="300h")
+    monkeypatch.setattr(surroundings, "BACKUP_MEMORY_BYTES", 100)
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(host_module, "spill", full)
+        patch.setattr(surroundings.Surroundings, "spill", full)
         for n in range(6):
             comparison.feed(run, [{"s": [(k, n) for k in range(9)]}])
         # No interval is due, yet every slice was followed by a checkpoint, and waited for it.
-        cut = run.driver.controller.cut
+        cut = run.controller.cut
         assert cut is not None
         assert cut.slice >= 4
-        for host in run.nodes.hosts.values():
-            for partition in host._partitions.values():
+        for host in run.cluster.hosts.values():
+            for partition in host.partitions.values():
                 assert len(partition.outputs) <= 4
     comparison.feed(run, [{"s": [(1, 1)]}])
     comparison.feed(run, [{"s": [(1, 1)]}])
-    assert not run.driver.controller._disk_full
+    assert not run.controller.schedule.disk_full
 
 
 def test_the_last_node_lost_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     comparison = Comparison(DEEP)
     run = LocalRun(comparison.topology(), tmp_path, 1)
     comparison.feed(run, [{"s": [(1, 1)]}])
-    run.nodes.kill(*run.nodes.nodes)
+    run.cluster.kill(*run.cluster.nodes)
     with pytest.raises(ab.AnabranchError, match="no node is left"):
         run.feed([{"s": [(1, 1)]}])
     run.kill()
@@ -226,9 +223,9 @@ def test_a_state_that_kills_every_node_ends_the_run(tmp_path: Path) -> None:
     comparison.feed(run, [{"s": [(1, 1)]}])
 
     def always(step: str, depth: int) -> None:
-        for node in run.nodes.nodes:
-            run.nodes.replace(node)
+        for node in run.cluster.nodes:
+            run.cluster.replace(node)
 
-    run.nodes.before = always
+    run.cluster.before = always
     with pytest.raises(ab.AnabranchError, match="lost 10 times in a row"):
         run.feed([{"s": [(1, 1)]}])

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from anabranch.errors import StorageError
-from anabranch.node import client, wire
-from anabranch.node.messages import ForgetRequest
+from anabranch.node.process import client, wire
+from anabranch.node.protocol.messages import ForgetRequest
 from strangers import NOBODY, as_root, said, stranger
 
 
@@ -81,7 +81,7 @@ def node(tmp_path: Path) -> Iterator[Path]:
     executor = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     path = tmp_path / "n" / f"{executor.pid}-1.sock"
     path.parent.mkdir(mode=0o700)
-    command = [sys.executable, "-m", "anabranch.node.server", str(path), str(executor.pid)]
+    command = [sys.executable, "-m", "anabranch.node.process.server", str(path), str(executor.pid)]
     with path.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     deadline = time.monotonic() + 120

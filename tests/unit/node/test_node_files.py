@@ -9,7 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from anabranch.node.client import (
+from anabranch.node.priority import NICER, give_way
+from anabranch.node.process.client import (
     KEPT_LOG_S,
     START_TIMEOUT_S,
     _start_time,
@@ -17,7 +18,6 @@ from anabranch.node.client import (
     socket_path,
     sweep,
 )
-from anabranch.node.priority import NICER, give_way
 
 SUFFIXES = (".sock", ".lock", ".log", ".spill")
 
@@ -80,7 +80,13 @@ def test_a_node_process_ends_with_its_executor_and_leaves_nothing(tmp_path: Path
     path.with_suffix(".spill").mkdir()
     (path.with_suffix(".spill") / "of-the-one-before.arrow").touch()
     with path.with_suffix(".log").open("wb") as log:
-        command = [sys.executable, "-m", "anabranch.node.server", str(path), str(executor.pid)]
+        command = [
+            sys.executable,
+            "-m",
+            "anabranch.node.process.server",
+            str(path),
+            str(executor.pid),
+        ]
         node = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 120

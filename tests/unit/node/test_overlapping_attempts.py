@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_run import SCHEMA, LocalRun, _frames
+from local_run import SCHEMA, LocalRun, table
 from test_local_runs import Comparison
 
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.node.packets import decode_blob
-from anabranch.node.source_task import SourceRequest, run_source_task
-from anabranch.storage import source_log
+from anabranch.node.arrow.packets import RowRanges
+from anabranch.node.protocol.messages import SourceRequest
+from anabranch.node.protocol.source_task import run_source_task
+from anabranch.storage.checkpoint_files import decode_table
+from anabranch.storage.local import LocalStore
+from anabranch.storage.source_log import log_name, read_log
+from anabranch.testing.local import arrow_frames
 from interruptions import interrupted
 from oracle import Dataflow, Step
 
@@ -44,31 +48,32 @@ class Task:
         run = LocalRun(
             Comparison(Dataflow(STEPS)).topology(), root, nodes=1, max_rows_per_slice=limit
         )
-        self.root, self._job = root, run.driver._prepared.spec
-        mapping = run.driver.controller.mapping
-        assert mapping is not None
-        plan = SlicePlan(1, Feed.LIVE, 0, 0, None, 0, mapping.version, seal=False, generation=1)
-        self._request = SourceRequest(1, mapping.nodes, mapping, plan, 1, ("s",), SCHEMA)
+        self.root, self._job = root, run.prepared.spec
+        placement = run.controller.placement
+        assert placement is not None
+        plan = SlicePlan(1, Feed.LIVE, 0, 0, None, 0, placement.version, seal=False, generation=1)
+        self._request = SourceRequest(1, placement.nodes, placement, plan, 1, ("s",), SCHEMA)
         run.kill()
 
     def attempt(self, rows: list[tuple[int, int]]) -> list[Any]:
         """What it sends: the rows of the slice in their order."""
-        frames = _frames({"s": rows}, ("s",), SCHEMA)
-        (parts,) = run_source_task(self._job, self._request, 0, frames)
-        bundles, facts = decode_blob(b"".join(parts))
-        assert facts is not None
-        assert not facts.failures
-        return [b.table.to_pylist() for b in bundles if b.table is not None]
+        frames = arrow_frames({"s": table(rows)}, ("s",), SCHEMA)
+        (parcel,) = run_source_task(self._job, self._request, 0, frames)
+        assert parcel.facts is not None
+        assert not parcel.facts.failures
+        packets = [b.packets for b in parcel.bundles]
+        return [p.table.to_pylist() for p in packets if isinstance(p, RowRanges)]
 
     def logged(self) -> list[list[Any]]:
         """The source's rows in the log, of one slice after the other."""
         found = []
-        while (log := source_log.read_log(self._path(len(found) + 1))) is not None:
+        while (log := self._log(len(found) + 1)) is not None:
             found.append(log[0]["sink:raw"].to_pylist())
         return found
 
-    def _path(self, slice_no: int) -> Path:
-        return source_log.log_path(self.root, slice_no, 1, 0, 0)
+    def _log(self, slice_no: int) -> Any:
+        name = log_name(slice_no, 1, 0, 0)
+        return read_log(LocalStore(self.root), name, decode_table)
 
     @property
     def leftovers(self) -> list[Path]:

@@ -7,15 +7,16 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.node.packets import Bundle, Inbox, Route, cut, decode_blob, encode_blob
-from anabranch.operators.hashing import key_groups
+from anabranch.node.arrow.packets import Route, cut, decode_blob, encode_blob
+from anabranch.node.protocol.exchange import Bundle, Inbox, Parcel
+from anabranch.operators.rows.hashing import key_groups
 from effort import examples
 
 GROUPS = 16
 
 
 @st.composite
-def routes(draw: st.DrawFn) -> tuple[Route, int]:
+def routes(draw: st.DrawFn) -> Route:
     partitions, nodes = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     group = st.integers(0, partitions - 1)
     of_group = draw(st.lists(group, min_size=GROUPS, max_size=GROUPS))
@@ -23,30 +24,30 @@ def routes(draw: st.DrawFn) -> tuple[Route, int]:
         st.lists(st.integers(0, nodes - 1), min_size=partitions, max_size=partitions)
     )
     arrays = [np.array(a, dtype=np.uint16) for a in (of_group, of_partition)]
-    return Route(("k",), GROUPS, *arrays), nodes
+    return Route(("k",), GROUPS, nodes, *arrays)
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.none() | st.text(max_size=3), max_size=40), routes())
 def test_every_row_in_exactly_one_packet_of_its_partition(
-    keys: list[str | None], routed: tuple[Route, int]
+    keys: list[str | None], route: Route
 ) -> None:
-    route, nodes = routed
     table = pa.table({"k": pa.array(keys, pa.large_string()), "row": range(len(keys))})
     groups = key_groups(table, ("k",), GROUPS) if keys else []
     home = [int(route.partition_of_group[g]) for g in groups]
-    bundles = cut(table, route, nodes, edge=3, slice_no=9, source=2, epoch=5)
-    assert len(bundles) == nodes
+    cuts = cut(table, route)
+    assert len(cuts) == route.nodes
     seen: list[int] = []
-    for node, bundle in enumerate(bundles):
-        (again,), _ = decode_blob(b"".join(encode_blob([bundle])))
+    for node, packets in enumerate(cuts):
+        parcel = Parcel([Bundle(3, 9, 2, 5, packets)])
+        (again,) = decode_blob(b"".join(encode_blob(parcel))).bundles
         assert (again.edge, again.slice, again.source, again.epoch) == (3, 9, 2, 5)
-        inbox = Inbox()
+        inbox: Inbox[pa.Table] = Inbox()
         inbox.add(again)
         inbox.add(again)
         for partition in range(len(route.node_of_partition)):
-            packets = inbox.packets(9, [3], partition).get(3, [])
-            rows = [r for p in packets for r in p.column("row").to_pylist()]
+            found = inbox.packets(9, [3], partition).get(3, [])
+            rows = [r for p in found for r in p.column("row").to_pylist()]
             if rows:
                 assert route.node_of_partition[partition] == node
             assert rows == sorted(rows)
@@ -56,11 +57,11 @@ def test_every_row_in_exactly_one_packet_of_its_partition(
 
 
 def test_an_inbox_says_what_is_missing_and_drops_what_is_done() -> None:
-    inbox = Inbox()
+    inbox: Inbox[pa.Table] = Inbox()
     for source in (0, 2):
-        inbox.add(Bundle(1, 5, source, 1, {}, None))
+        inbox.add(Bundle(1, 5, source, 1, None))
     assert inbox.missing(5, {1: 3}) == "edge 1: packets of 1 of 3 sources, e.g. 1"
-    inbox.add(Bundle(1, 5, 1, 1, {}, None))
+    inbox.add(Bundle(1, 5, 1, 1, None))
     assert inbox.missing(5, {1: 3}) is None
     inbox.drop(5)
     assert inbox.missing(5, {1: 3}) is not None

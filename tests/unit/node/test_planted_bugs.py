@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_run import Faults, LocalNodes, LocalRun
+from local_run import Faults, FaultyCluster, LocalRun
 from test_local_runs import Comparison, _simple
 
 import anabranch as ab
+from anabranch.model.ids import NodeId
 from anabranch.model.slices import Writes
-from anabranch.node.host import Host
-from anabranch.node.packets import Inbox
-from anabranch.node.partition import Partition
+from anabranch.node.protocol.exchange import Exchange, Inbox
+from anabranch.node.protocol.host import Host
+from anabranch.node.protocol.partition import Partition
 from anabranch.storage.generations import Generation
+from anabranch.testing.local import Parcels
 from oracle import Dataflow, Step
 
 TWO_WAVES = (
@@ -55,7 +57,7 @@ def test_without_a_bug_nothing_fails(tmp_path: Path) -> None:
 def plant_applied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Partition.apply
 
-    def apply(self: Partition, *args: Any) -> Any:
+    def apply(self: Partition[Any], *args: Any) -> Any:
         self.outputs.clear()
         return real(self, *args)
 
@@ -63,7 +65,7 @@ def plant_applied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_duplicate_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(self: Inbox, bundle: Any) -> None:
+    def add(self: Inbox[Any], bundle: Any) -> None:
         sources = self._bundles.setdefault((bundle.slice, bundle.edge), {})
         sources[len(sources)] = bundle
 
@@ -74,9 +76,8 @@ def plant_sealed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What changed is gone with the first time, of which nobody hears."""
     real = Partition.seal
 
-    def seal(self: Partition, writes: Writes) -> Any:
-        for state in self.states.values():
-            state.seal()
+    def seal(self: Partition[Any], writes: Writes) -> Any:
+        self.state.seal()
         return real(self, writes)
 
     monkeypatch.setattr(Partition, "seal", seal)
@@ -85,8 +86,9 @@ def plant_sealed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def plant_lost_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Partition.seal
 
-    def seal(self: Partition, writes: Writes) -> Any:
+    def seal(self: Partition[Any], writes: Writes) -> Any:
         full, states = real(self, writes)
+        states = states or {}
         return full, {n: [t.slice(0, t.num_rows // 2) for t in ts] for n, ts in states.items()}
 
     monkeypatch.setattr(Partition, "seal", seal)
@@ -95,9 +97,9 @@ def plant_lost_seal(monkeypatch: pytest.MonkeyPatch) -> None:
 def plant_notes_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Host.wave
 
-    def wave(self: Host, request: Any, blobs: Any) -> Any:
+    def wave(self: Host[Any], request: Any, parcels: Any) -> Any:
         self._notes.slice = min(self._notes.slice, request.plan.number)
-        return real(self, request, blobs)
+        return real(self, request, parcels)
 
     monkeypatch.setattr(Host, "wave", wave)
 
@@ -122,7 +124,7 @@ def test_a_planted_bug_is_caught(
 def lossy(root: Path) -> Exception | None:
     comparison = Comparison(_simple())
     run = LocalRun(comparison.topology(), root, 2)
-    run.nodes.lose = lambda blob, node, count: blob == 1
+    run.cluster.lose = lambda blob, node, count: blob == 1
     try:
         comparison.feed(run, [{"s": [(k, k) for k in range(9)]}] * 2)
     except (AssertionError, ab.AnabranchError) as e:
@@ -141,18 +143,9 @@ def test_an_incomplete_slice_is_refused_and_its_planted_acceptance_caught(
 def old_epoch(root: Path) -> bool:
     """Deliver packets of a replaced owner first; are the rows still right?"""
     comparison = Comparison(_simple())
-    hosts = LocalNodes(1, 1)
-    first = LocalRun(comparison.topology(), root, hosts=hosts)
+    hosts = FaultyCluster(1)
+    first = LocalRun(comparison.topology(), root, cluster=hosts)
     comparison.feed(first, [{"s": [(1, 1)]}])
-    stale: list[Any] = []
-    hosts.lose = lambda blob, node, count: False
-    real = hosts._arrived
-
-    def keep(sent: list[list[bytes]], nodes: Any) -> Any:
-        stale.append(real(sent, nodes))
-        return stale[-1]
-
-    hosts._arrived = keep  # type: ignore[method-assign]
     comparison.oracle.run({"s": []})
     try:
         hosts.lose = lambda blob, node, count: True
@@ -161,27 +154,27 @@ def old_epoch(root: Path) -> bool:
         pass
     first.kill()
     hosts.lose = lambda blob, node, count: False
-    hosts._arrived = real  # type: ignore[method-assign]
-    second = LocalRun(comparison.topology(), root, hosts=hosts)
+    second = LocalRun(comparison.topology(), root, cluster=hosts)
     return _feed_behind(second, hosts, comparison)
 
 
-def _feed_behind(run: LocalRun, hosts: LocalNodes, comparison: Comparison) -> bool:
+def _feed_behind(run: LocalRun, hosts: FaultyCluster, comparison: Comparison) -> bool:
     """Feed a batch behind a blob with the previous generation's rows of the same slice."""
     from local_run import table
 
-    from anabranch.node.packets import Bundle, encode_blob
+    from anabranch.node.arrow.packets import RowRanges
+    from anabranch.node.protocol.exchange import Bundle, Parcel
 
-    newest = run.driver.controller.newest
+    newest = run.controller.newest
     assert newest is not None
-    rows = table([(1, 99)])
-    old = Bundle(0, newest.number + 1, 0, run.driver.actions.run - 1, {0: (0, 1), 1: (0, 1)}, rows)
-    real = hosts._arrived
+    rows = RowRanges({0: (0, 1), 1: (0, 1)}, table([(1, 99)]))
+    old = Parcel([Bundle(0, newest.number + 1, 0, run.run.caller.run - 1, rows)])
+    real = hosts.arrived
 
-    def behind(sent: list[list[bytes]], nodes: Any) -> Any:
-        return {n: [b"".join(encode_blob([old])), *bs] for n, bs in real(sent, nodes).items()}
+    def behind(node: NodeId, parcels: Parcels) -> Parcels:
+        return [old, *real(node, parcels)]
 
-    hosts._arrived = behind  # type: ignore[method-assign]
+    hosts.arrived = behind  # type: ignore[method-assign]
     try:
         comparison.feed(run, [{"s": [(1, 5)]}])
     except (AssertionError, ab.AnabranchError):
@@ -194,10 +187,10 @@ def test_an_old_epoch_is_refused_and_its_planted_acceptance_caught(
 ) -> None:
     assert old_epoch(tmp_path / "a")
 
-    def deliver(self: Host, bundle: Any) -> None:
-        self._inbox.add(bundle)
+    def deliver(self: Exchange[Any], bundle: Any) -> None:
+        self.inbox.add(bundle)
 
-    monkeypatch.setattr(Host, "_deliver", deliver)
+    monkeypatch.setattr(Exchange, "deliver", deliver)
     assert not old_epoch(tmp_path / "b")
 
 
@@ -206,11 +199,11 @@ def test_a_driver_of_an_older_generation_is_refused(
 ) -> None:
     monkeypatch.setattr(Generation, "check", lambda self: None)  # it would end before
     comparison = Comparison(_simple())
-    hosts = LocalNodes(1, 1)
-    first = LocalRun(comparison.topology(), tmp_path, hosts=hosts)
+    hosts = FaultyCluster(1)
+    first = LocalRun(comparison.topology(), tmp_path, cluster=hosts)
     comparison.feed(first, [{"s": [(1, 1)]}])
     first.kill()
-    second = LocalRun(comparison.topology(), tmp_path, hosts=hosts)
+    second = LocalRun(comparison.topology(), tmp_path, cluster=hosts)
     comparison.feed(second, [{"s": [(1, 1)]}])
     with pytest.raises(ab.AnabranchError, match="generation 1 spoke to a node owned by gen"):
         first.feed([{"s": [(1, 1)]}])

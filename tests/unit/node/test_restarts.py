@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from local_run import LocalNodes, LocalRun
+from local_run import FaultyCluster, LocalRun
 from test_local_runs import Comparison, _simple
 
 import anabranch as ab
@@ -20,13 +20,15 @@ def batch(n: int) -> list[dict[str, list[tuple[int | None, int]]]]:
     return [{"s": [(k, n + k) for k in range(6)]}, {"s": [(None, n)]}]
 
 
-def fed(comparison: Comparison, root: Path, batches: int, interval: int = 1) -> None:
-    run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval)
+def fed(comparison: Comparison, root: Path, batches: int, interval: str = "1ms") -> None:
+    run = LocalRun(comparison.topology(), root, checkpoint_interval=interval)
     for n in range(batches):
         comparison.feed(run, batch(n))
         run.await_cut()
     run.stop()
-    comparison.feed(LocalRun(comparison.topology(), root, checkpoint_interval_ms=10**9), batch(50))
+    run = LocalRun(comparison.topology(), root, checkpoint_interval="300h")
+    comparison.feed(run, batch(50))
+    run.kill()
 
 
 def newest_checkpoints(root: Path) -> list[Path]:
@@ -52,7 +54,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(tmp_path: Path, damage: str) -> 
 
 def test_the_only_checkpoint_damaged_means_replay_from_the_beginning(tmp_path: Path) -> None:
     comparison = Comparison(_simple())
-    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval_ms=10**9)
+    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval="300h")
     comparison.feed(run, batch(0))
     comparison.feed(run, batch(1))
     run.stop()
@@ -71,7 +73,7 @@ def test_all_checkpoints_damaged_is_told(tmp_path: Path) -> None:
 
 def test_a_missing_source_log_is_told(tmp_path: Path) -> None:
     comparison = Comparison(_simple())
-    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval_ms=10**9)
+    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval="300h")
     comparison.feed(run, batch(0))
     run.kill()
     next((tmp_path / "source-log").glob("*/00000.log")).unlink()
@@ -89,10 +91,10 @@ def test_a_missing_source_log_of_a_later_slice_of_a_batch_is_told(tmp_path: Path
             for log in (tmp_path / "source-log").glob("000000000003-*/00000.log"):
                 log.unlink()
 
-    run.nodes.before = lose
+    run.cluster.before = lose
     with pytest.raises(StorageError, match=r"the source log .*/00000.log of slice 3 is missing"):
         run.feed([{"s": long}, {"s": short}])
-    newest = run.driver.controller.newest
+    newest = run.controller.newest
     assert newest is not None
     assert (newest.number, list(newest.chunks)) == (2, [3, 0])
     run.kill()
@@ -172,14 +174,14 @@ def test_rows_are_never_late_to_their_own_batch(tmp_path: Path) -> None:
     finally:
         local_run.table = original
     assert sum(sink.rows().column("n").to_pylist()) == 20
-    assert sum(p.late_rows for p in run.driver.progress) == 0
+    assert sum(p.late_rows for p in run.history.progress) == 0
 
 
 def test_hosts_of_two_jobs_do_not_mix(tmp_path: Path) -> None:
     """Each job has hosts of its own, also with equal names, slices and generations."""
     first, second = Comparison(_simple()), Comparison(_simple())
-    one = LocalRun(first.topology(), tmp_path / "a", hosts=LocalNodes(2, 1))
-    two = LocalRun(second.topology(), tmp_path / "b", hosts=LocalNodes(2, 1))
+    one = LocalRun(first.topology(), tmp_path / "a", cluster=FaultyCluster(2))
+    two = LocalRun(second.topology(), tmp_path / "b", cluster=FaultyCluster(2))
     for n in range(3):
         first.feed(one, batch(n))
         second.feed(two, batch(10 * n))
@@ -189,13 +191,16 @@ def test_a_node_process_starts_and_ends_one_writer_per_job(tmp_path: Path) -> No
     """Requests must not start threads, and a forgotten job must not leave one behind."""
     import threading
 
-    from anabranch.node.messages import ForgetRequest, PollRequest
-    from anabranch.node.server import Hosts, _dispatch
+    from anabranch.node.process.server import Hosts, _dispatch
+    from anabranch.node.protocol.messages import ForgetRequest, PollRequest
 
     hosts = Hosts(tmp_path, os.getpid())
     before = set(threading.enumerate())
     for _ in range(5):
         _dispatch(hosts, PollRequest("job", 1, NodeId("0")), [])
+    assert set(threading.enumerate()) == before
+    for _ in range(3):
+        hosts["job"]._process.write_later(lambda: None)
     (writer,) = set(threading.enumerate()) - before
     _dispatch(hosts, ForgetRequest("job"), [])
     writer.join(5)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import local_run
 import pytest
 from local_run import LocalRun
 from test_local_runs import Comparison, _simple
@@ -14,12 +15,13 @@ from test_restarts import batch
 
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError
-from anabranch.spark import driver
 from anabranch.storage import checkpoint_store
 from anabranch.storage.checkpoint_files import read_checkpoint
 from anabranch.storage.checkpoint_store import LOCAL, check_url
 from anabranch.storage.identity import identify
-from anabranch.storage.state_reader import inspect
+from anabranch.storage.local import LocalStore
+from anabranch.storage.store import Store
+from anabranch.upgrade.state_reader import inspect
 
 fsspec = pytest.importorskip("fsspec")
 MEMORY = "memory://jobs/one"
@@ -35,9 +37,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def fed(
-    comparison: Comparison, root: Path, url: str, batches: range, interval: int = 1
+    comparison: Comparison, root: Path, url: str | None, batches: range, interval: str = "1ms"
 ) -> LocalRun:
-    run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=interval, checkpoints=url)
+    run = LocalRun(comparison.topology(), root, checkpoint_interval=interval, state_url=url)
     for n in batches:
         comparison.feed(run, batch(n))
         run.await_cut()
@@ -46,7 +48,7 @@ def fed(
 
 def stored(root: Path, url: str) -> list[str]:
     """The job's own files."""
-    return checkpoint_store.names(root, f"{url}/{identify(root).job}")
+    return checkpoint_store.names(LocalStore(root), f"{url}/{identify(LocalStore(root)).job}")
 
 
 def test_two_jobs_with_one_url_keep_their_state_apart(tmp_path: Path, url: str) -> None:
@@ -66,16 +68,16 @@ def test_files_of_a_store_from_before_are_still_read(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They lie right below the URL."""
-    comparison, root, real = Comparison(_simple()), tmp_path / "job", driver.prepare
+    comparison, root, real = Comparison(_simple()), tmp_path / "job", local_run.prepare
 
     def before(*args: Any) -> Any:
         prepared = real(*args)
         return replace(prepared, spec=replace(prepared.spec, checkpoints=url))
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "prepare", before)
+        patch.setattr(local_run, "prepare", before)
         fed(comparison, root, url, range(3)).stop()
-    assert checkpoint_store.names(root, url)
+    assert checkpoint_store.names(LocalStore(root), url)
     assert not stored(root, url)
     fed(comparison, root, url, range(3, 5)).stop()
     assert stored(root, url)
@@ -104,11 +106,11 @@ def test_what_cannot_be_deleted_is_deleted_later(
     deleted: list[str] = []
     real = checkpoint_store.delete
 
-    def delete(root: Path, name: str) -> None:
+    def delete(store: Store, name: str) -> None:
         deleted.append(name)
         if len(deleted) < 4 or name == deleted[0]:
             raise StorageError("the store is not there")
-        real(root, name)
+        real(store, name)
 
     monkeypatch.setattr(checkpoint_store, "delete", delete)
     comparison = Comparison(_simple())
@@ -116,14 +118,14 @@ def test_what_cannot_be_deleted_is_deleted_later(
     stranger = root / LOCAL / "a" / "b" / "mine.ckpt"
     stranger.parent.mkdir(parents=True)
     stranger.touch()
-    run = LocalRun(comparison.topology(), root, checkpoint_interval_ms=1, behind=behind)
+    run = LocalRun(comparison.topology(), root, checkpoint_interval="1ms", behind=behind)
     for n in range(30):
         comparison.feed(run, batch(n))
         run.await_cut()
     run.stop()  # waits for what is being deleted
     assert "could not be deleted yet: the store is not there" in caplog.text
     assert len(set(deleted)) < len(deleted)
-    left = set(checkpoint_store.names(root, LOCAL))
+    left = set(checkpoint_store.names(LocalStore(root), LOCAL))
     assert left & set(deleted) == {deleted[0]}  # for ever, and it does not keep the others
     assert stranger.exists()
     assert len({name.rpartition("/")[2] for name in left}) < 15
@@ -131,7 +133,7 @@ def test_what_cannot_be_deleted_is_deleted_later(
 
 def test_a_job_moves_to_a_store_and_back(tmp_path: Path, url: str) -> None:
     comparison = Comparison(_simple())
-    for number, place in enumerate((LOCAL, url, LOCAL)):
+    for number, place in enumerate((None, url, None)):
         fed(comparison, tmp_path / "job", place, range(3 * number, 3 * number + 3)).stop()
 
 
@@ -171,4 +173,4 @@ def test_places_that_are_none_are_refused(url: str, why: str) -> None:
 def test_a_store_that_cannot_be_opened_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
     """It is a ValueError that fsspec raises, as damage does."""
     with pytest.raises(StorageError, match=r"cannot read nosuch://x.*check the store"):
-        read_checkpoint(tmp_path, "nosuch://x/count/0/000000000001-1.ckpt")
+        read_checkpoint(LocalStore(tmp_path), "nosuch://x/count/0/000000000001-1.ckpt")

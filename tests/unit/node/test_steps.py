@@ -59,9 +59,9 @@ def slices(root: Path) -> set[str]:
 def followed(run: LocalRun, batches: Any = BATCHES) -> AnabranchError | None:
     """Let a query offer the batches; what ended the run. Nothing of it may be left."""
     LocalQuery(run, batches).start()
-    assert run.driver.await_termination(SECONDS), "the run does not end"
-    DirectoryLock(run.driver._root).release()
-    return run.driver.error
+    assert run.reading.await_termination(SECONDS), "the run does not end"
+    DirectoryLock(Path(run.run.caller.job)).release()
+    return run.run.error
 
 
 def finish(root: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_observer_that_raises_is_logged_once_and_the_run_goes_on(
         seen.append(progress.slice)
         raise BrokenPipeError("nobody listens")
 
-    run.driver.on_progress.append(raises)
+    run.run.steps.on_progress.append(raises)
     with caplog.at_level(logging.WARNING, "anabranch"):
         assert followed(run) is None
     assert shown(tmp_path) == ROWS
@@ -100,14 +100,14 @@ def test_an_observer_sees_its_slice_in_the_sinks(tmp_path: Path) -> None:
         if progress.rows_in and not (tmp_path / "rows" / f"slice={progress.slice}").exists():
             missing.append(progress.slice)
 
-    run.driver.on_progress.append(look)
+    run.run.steps.on_progress.append(look)
     assert followed(run) is None
     assert missing == []
 
 
 def test_a_stop_by_an_observer_comes_after_the_step(tmp_path: Path) -> None:
     run = LocalRun(topology(tmp_path), tmp_path / "ck")
-    run.driver.on_progress.append(lambda p: run.driver.stop() if p.slice == 2 else None)
+    run.run.steps.on_progress.append(lambda p: run.reading.stop() if p.slice == 2 else None)
     assert followed(run) is None
     assert slices(tmp_path) == {"slice=1", "slice=2"}
     finish(tmp_path)
@@ -118,13 +118,13 @@ def test_requests_by_an_observer_are_answered(tmp_path: Path) -> None:
     answers: list[str] = []
 
     def ask(progress: Progress) -> None:
-        for request in (lambda: run.driver.scale("nobody", 3), lambda: run.driver.drain("x")):
+        for request in (lambda: run.run.scale("nobody", 3), lambda: run.run.drain("x")):
             try:
                 request()
             except AdjustmentError as e:
                 answers.append(e.message)
 
-    run.driver.on_progress.append(ask)
+    run.run.steps.on_progress.append(ask)
     assert followed(run) is None
     assert "nobody" in answers[0]
     assert "x" in answers[1]
@@ -138,7 +138,7 @@ def test_an_observer_that_exits_ends_the_run(tmp_path: Path, way_out: type[BaseE
     def leave(progress: Progress) -> None:
         raise way_out
 
-    run.driver.on_progress.append(leave)
+    run.run.steps.on_progress.append(leave)
     error = followed(run)
     assert isinstance(error, ClusterError)
     assert f"interrupted (a function given to on_progress): {way_out.__name__}" in error.message
@@ -173,8 +173,8 @@ def test_a_sink_that_raises_ends_the_run_and_no_row_is_lost(
     assert told in error.message
     assert "start the job again with the same checkpoint directory" in error.message
     assert slices(tmp_path) == {"slice=1", "slice=2"}
-    assert run.driver.controller.newest is not None
-    assert run.driver.controller.newest.number == 3  # nothing is journalled after it
+    assert run.controller.newest is not None
+    assert run.controller.newest.number == 3  # nothing is journalled after it
     run = LocalRun(topology(tmp_path, ("a", ab.Console(write=[].append))), tmp_path / "ck")
     assert slices(tmp_path) == {
         "slice=1",
@@ -200,14 +200,14 @@ def test_a_function_that_raises_ends_the_run(tmp_path: Path) -> None:
 
 def test_an_error_at_the_very_end_lets_go_of_the_directory(tmp_path: Path) -> None:
     """The stop at the end of the data runs on a thread that nobody looks at."""
-    run = LocalRun(topology(tmp_path), tmp_path / "ck", checkpoint_interval_ms=10**9)
+    run = LocalRun(topology(tmp_path), tmp_path / "ck", checkpoint_interval="300h")
 
     def breaks(step: str, depth: int) -> None:
-        newest = run.driver.controller.newest
+        newest = run.controller.newest
         if newest is not None and newest.number == len(BATCHES):
             raise RuntimeError("out of the blue")
 
-    run.nodes.before = breaks
+    run.cluster.before = breaks
     error = followed(run)
     assert error is not None
     assert "the driver failed (RunSlice): RuntimeError: out of the blue" in error.message
@@ -230,8 +230,8 @@ def test_a_stop_by_a_sinks_function_comes_after_the_step(tmp_path: Path) -> None
     def stops(rows: Any, number: int) -> None:
         calls.append(number)
         if number == 3:
-            run.driver.scale("nobody", 7)  # refused, when nobody is there to hear it
-            run.driver.stop()
+            run.run.scale("nobody", 7)  # refused, when nobody is there to hear it
+            run.reading.stop()
 
     sink = ab.ForEachSlice(stops, arrow=True)
     run = LocalRun(topology(tmp_path, ("a", sink)), tmp_path / "ck")
@@ -255,28 +255,28 @@ def cut_up(root: Path) -> LocalRun:
 @pytest.mark.parametrize("by", ["observer", "another thread"])
 def test_a_stop_does_not_wait_for_the_rest_of_a_batch(tmp_path: Path, by: str) -> None:
     run = cut_up(tmp_path)
-    stopping = threading.Thread(target=run.driver.stop)
+    stopping = threading.Thread(target=run.reading.stop)
 
     def at_three(progress: Progress) -> None:
         if progress.slice == 3 and by == "observer":
-            run.driver.stop()
+            run.reading.stop()
 
     def asked(step: str, depth: int) -> None:
-        newest = run.driver.controller.newest
+        newest = run.controller.newest
         if by != "observer" and newest and newest.number == 2 and not stopping.ident:
             stopping.start()
             until(lambda: waiting(run) == 1)
 
-    run.driver.on_progress.append(at_three)
-    run.nodes.before = asked
+    run.run.steps.on_progress.append(at_three)
+    run.cluster.before = asked
     assert followed(run, MANY) is None
-    newest = run.driver.controller.newest
+    newest = run.controller.newest
     assert newest is not None
     assert newest.number == 4  # the slice in hand, and the one that seals
     assert newest.chunks_left == 36
     again = cut_up(tmp_path)
-    assert again.driver.controller.cut is not None
-    assert again.driver.controller.cut.slice == 4  # nothing to replay
+    assert again.controller.cut is not None
+    assert again.controller.cut.slice == 4  # nothing to replay
     assert followed(again, MANY) is None
     assert shown(tmp_path) == Counter(MANY[0][0]["s"])
 
@@ -295,18 +295,18 @@ def test_a_request_has_its_turn_between_two_slices_of_a_batch(
     def ask() -> None:
         with pytest.raises(AdjustmentError):
             run.handle(request_)
-        newest = run.driver.controller.newest
+        newest = run.controller.newest
         answered_at.append(newest.number if newest else 0)
 
     asking = threading.Thread(target=ask)
 
     def asked(step: str, depth: int) -> None:
-        newest = run.driver.controller.newest
+        newest = run.controller.newest
         if newest and newest.number == 2 and not asking.ident:
             asking.start()
             until(lambda: waiting(run) == 1)
 
-    run.nodes.before = asked
+    run.cluster.before = asked
     assert followed(run, MANY) is None
     asking.join(SECONDS)
     assert answered_at[0] < 40
@@ -318,8 +318,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def waiting(run: LocalRun) -> int:
-    assert run.driver._steps is not None
-    return len(run.driver._steps._turns._waiting)
+    return run.run.steps.turns.waiting
 
 
 # -- turns -----------------------------------------------------------------------------------------
@@ -337,7 +336,7 @@ def test_turns_are_taken_in_the_order_they_were_asked_for() -> None:
     threads = [threading.Thread(target=wait_for_it, args=(n,)) for n in range(5)]
     for n, thread in enumerate(threads):
         thread.start()
-        until(lambda n=n: len(turns._waiting) == n + 1)  # type: ignore[misc]
+        until(lambda n=n: turns.waiting == n + 1)  # type: ignore[misc]
     assert turns.mine
     turns.give_back()
     assert turns.take()  # behind all of them

@@ -20,7 +20,7 @@ from pyspark.serializers import PairDeserializer, SpecialLengths
 
 import anabranch as ab
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.node.source_task import SourceRequest
+from anabranch.node.protocol.messages import SourceRequest
 from anabranch.spark import tasks
 from anabranch.testing import LocalJob
 
@@ -70,11 +70,11 @@ def test_a_source_task_without_all_its_rows_logs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = LocalJob(topology(), tmp_path, {"rows": SCHEMA})
-    mapping = job.controller.mapping
-    assert mapping is not None
-    monkeypatch.setattr(tasks, "_load", lambda _: job._nodes._job)
-    plan = SlicePlan(1, Feed.LIVE, 0, 0, None, 0, mapping.version, False, 1, 0)
-    request = SourceRequest(1, mapping.nodes, mapping, plan, 1, ("rows",), SCHEMA)
+    placement = job.controller.placement
+    assert placement is not None
+    monkeypatch.setattr(tasks, "_load", lambda _: job.prepared.spec)
+    plan = SlicePlan(1, Feed.LIVE, 0, 0, None, 0, placement.version, False, 1, 0)
+    request = SourceRequest(1, placement.nodes, placement, plan, 1, ("rows",), SCHEMA)
 
     def run(data: bytes) -> list[bytes]:
         frames: Iterator[bytes] = tasks.WholeFrames().load_stream(io.BytesIO(data))

@@ -12,7 +12,13 @@ from test_local_runs import Comparison, _simple
 
 from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId
-from anabranch.node.messages import PollRequest, PrepareRequest, RecoverRequest, WaveRequest
+from anabranch.node.arrow.packets import decode_blob
+from anabranch.node.protocol.messages import (
+    PollRequest,
+    PrepareRequest,
+    RecoverRequest,
+    WaveRequest,
+)
 
 A, B = NodeId("0"), NodeId("1")
 
@@ -26,14 +32,14 @@ def test_what_is_meant_for_another_node_is_refused_and_changes_nothing(tmp_path:
     run = LocalRun(comparison.topology(), tmp_path, nodes=2)
     comparison.feed(run, batch(0))
     # The next slice's wave for one node, and a recovery, which come to the other first.
-    past, host = run.nodes._past, run.nodes.hosts[B]
+    past, host = run.cluster._past, run.cluster.hosts[B]
     wave, blobs = next((w, b) for w, b in reversed(past) if w.node == A)
     assert isinstance(wave, WaveRequest)
     following = replace(wave, plan=replace(wave.plan, number=2))
     recovery = next(w for w, _ in past if isinstance(w, RecoverRequest) and w.node == A)
     another = replace(recovery, plan=replace(recovery.plan, part=1))
     wrong: list[Any] = [
-        lambda: host.wave(following, blobs),
+        lambda: host.wave(following, [decode_blob(b) for b in blobs]),
         lambda: host.recover(another, []),
         lambda: host.prepare(PrepareRequest("", b"", 1, A, recovery.plan)),
         lambda: host.poll(PollRequest("", 1, A)),

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anabranch.node.partition import _only
+from anabranch.node.arrow.state import only
 from anabranch.operators.base import SliceTime, Stateful
-from anabranch.operators.hashing import key_groups
+from anabranch.operators.rows.hashing import key_groups
 
 GROUPS = 8
 Row = tuple[Any, ...]
@@ -108,7 +108,7 @@ class KernelRun:
         self.partitions.remove(whole)
         snapshot = whole.state.snapshot()
         for groups in (whole.groups - moved, moved):  # as files are read
-            state, mine = self._fresh(), _only(snapshot, dict.fromkeys(groups, True))
+            state, mine = self._fresh(), only(snapshot, groups)
             state.load(mine)
             self.partitions.append(Partition(groups, state, [mine]))
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kernel_runs import GROUPS, KernelRun, Row, plain_value
 
 from anabranch.errors import OperatorError, TopologyError
-from anabranch.operators import aggregates
-from anabranch.operators.aggregates import KeyedAggregate, count, mean
 from anabranch.operators.base import SliceTime
-from anabranch.operators.hashing import key_groups
-from anabranch.operators.windows import WindowedAggregate, hopping
+from anabranch.operators.kernels import aggregates
+from anabranch.operators.kernels.aggregates import KeyedAggregate, count, mean
+from anabranch.operators.kernels.windows import WindowedAggregate, hopping
+from anabranch.operators.rows.hashing import key_groups
 from effort import examples
 
 SCHEMA = pa.schema(

@@ -11,10 +11,10 @@ from kernel_runs import GROUPS, KernelRun, Row, rows_of
 
 import anabranch as ab
 from anabranch.errors import ConfigError, OperatorError, TopologyError
-from anabranch.node.schemas import infer_schemas
+from anabranch.node.arrow.schemas import infer_schemas
 from anabranch.operators.base import SliceTime
-from anabranch.operators.dedup import Deduplicate
-from anabranch.operators.hashing import key_groups
+from anabranch.operators.kernels.dedup import Deduplicate
+from anabranch.operators.rows.hashing import key_groups
 from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.int64())])
@@ -134,10 +134,10 @@ def test_a_topology_that_drops_repetitions() -> None:
     once = rows.key_by("k").deduplicate("once", within="10m", time="at")
     once.key_by("k").deduplicate("ever").to("out", ab.Memory())
     plan = topology.plan()
-    schemas, _ = infer_schemas(plan.topology, {"rows": SCHEMA}, topology._sinks)
+    schemas, _ = infer_schemas(plan.graph, {"rows": SCHEMA}, topology._sinks)
     assert schemas["once"] == schemas["ever"] == schemas["rows"]
     assert plan.by_name["once"].operators == ("once", "ever", "out")  # one chain, one shuffle
-    kernel = plan.topology.by_name["once"].kernel
+    kernel = plan.graph.by_name["once"].kernel
     assert kernel == Deduplicate(("k",), "at", timedelta(minutes=10))
 
 

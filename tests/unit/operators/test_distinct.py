@@ -8,12 +8,12 @@ from kernel_runs import GROUPS, KernelRun, Row, plain_value
 
 import anabranch as ab
 from anabranch.errors import TopologyError
-from anabranch.node.schemas import infer_schemas
-from anabranch.operators.aggregates import KeyedAggregate, count, count_distinct
+from anabranch.node.arrow.schemas import infer_schemas
 from anabranch.operators.base import SliceTime
-from anabranch.operators.distinct import PairSet
-from anabranch.operators.hashing import hash_keys, key_groups
-from anabranch.operators.windows import Window, WindowedAggregate
+from anabranch.operators.kernels.aggregates import KeyedAggregate, count, count_distinct
+from anabranch.operators.kernels.distinct import PairSet
+from anabranch.operators.kernels.windows import Window, WindowedAggregate
+from anabranch.operators.rows.hashing import hash_keys, key_groups
 
 SCHEMA = pa.schema(
     [("k", pa.string()), ("at", pa.timestamp("us")), ("s", pa.string()), ("x", pa.float64())]
@@ -133,7 +133,7 @@ def test_a_topology_with_distinct_counts() -> None:
     windows = rows.key_by("k").window(ab.hopping("10s", "5s"), time="at")
     windows.aggregate("recent", n=ab.count_distinct("s")).to("b", ab.Memory())
     plan = topology.plan()
-    schemas, _ = infer_schemas(plan.topology, {"rows": SCHEMA}, topology._sinks)
+    schemas, _ = infer_schemas(plan.graph, {"rows": SCHEMA}, topology._sinks)
     assert schemas["users"].names == ["k", "n"]
     assert schemas["recent"].names == ["k", "window_start", "window_end", "n"]
     assert schemas["recent"].field("n").type == pa.int64()

@@ -13,9 +13,9 @@ from kernel_runs import Row
 
 import anabranch as ab
 from anabranch.errors import TopologyError
-from anabranch.node.schemas import infer_schemas
-from anabranch.operators import enrich
-from anabranch.operators.enrich import Enrich
+from anabranch.node.arrow.schemas import infer_schemas
+from anabranch.operators.kernels import enrich
+from anabranch.operators.kernels.enrich import Enrich
 
 STREAM = pa.schema([("a", pa.int32()), ("b", pa.string()), ("n", pa.int64())])
 TABLE = pa.table(
@@ -111,7 +111,7 @@ def test_a_topology_that_enriches(monkeypatch: pytest.MonkeyPatch) -> None:
         "count", k=ab.count()
     ).to("out", ab.Memory())
     plan = topology.plan()
-    schemas, _ = infer_schemas(plan.topology, {"rows": STREAM}, topology._sinks)
+    schemas, _ = infer_schemas(plan.graph, {"rows": STREAM}, topology._sinks)
     assert schemas["named"].names == ["a", "b", "n", "name"]
     assert plan.by_name["first"].operators == ("first", "again", "count", "out")  # the key stays
     monkeypatch.setattr(enrich, "MAX_ROWS", 3)  # the fourth has a null key

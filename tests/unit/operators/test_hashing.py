@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.errors import TopologyError
-from anabranch.operators.hashing import LONG_BYTES, groups_of, hash_keys, key_groups
+from anabranch.operators.rows.hashing import LONG_BYTES, groups_of, hash_keys, key_groups
 
 MASK = 2**64 - 1
 # Never change these: key groups are written into checkpoints.

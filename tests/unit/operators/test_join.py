@@ -11,7 +11,7 @@ from kernel_runs import GROUPS, KernelRun, Row
 
 from anabranch.errors import OperatorError, TopologyError
 from anabranch.operators.base import SliceTime
-from anabranch.operators.join import WindowJoin
+from anabranch.operators.kernels.join import WindowJoin
 from effort import examples
 
 STAMP = pa.timestamp("us")

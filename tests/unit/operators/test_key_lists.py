@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 from kernel_runs import GROUPS
 
-from anabranch.operators.hashing import hash_keys
-from anabranch.operators.key_lists import KeyLists, Replacement
-from anabranch.operators.row_log import ABSENT
+from anabranch.operators.rows.hashing import hash_keys
+from anabranch.operators.state.key_lists import KeyLists, Replacement
+from anabranch.operators.state.row_log import ABSENT
 
 KEYS = pa.schema([("k", pa.int64())])
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.operators import row_log
-from anabranch.operators.accumulators import load_rows, sum_part
-from anabranch.operators.grouping import group_rows
-from anabranch.operators.hashing import hash_keys
-from anabranch.operators.keyed_table import NEVER, KeyedTable
-from anabranch.operators.row_log import _MIN_RUN, ABSENT, RowLog
+from anabranch.operators.rows.grouping import group_rows
+from anabranch.operators.rows.hashing import hash_keys
+from anabranch.operators.state import row_log
+from anabranch.operators.state.accumulators import load_rows, sum_part
+from anabranch.operators.state.keyed_table import NEVER, KeyedTable
+from anabranch.operators.state.row_log import _MIN_RUN, ABSENT, RowLog
 
 SCHEMA = pa.schema([("k", pa.int64())])
 GROUPS = 16

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import anabranch as ab
-from anabranch.control.ledger import SliceLedger
+from anabranch.control.ledgers.slices import SliceLedger
 from anabranch.model.plan import Chain
 from anabranch.model.slices import Feed, SlicePlan
-from anabranch.node.schemas import build_programs, infer_schemas
+from anabranch.node.arrow.schemas import build_programs, infer_schemas
 from anabranch.operators.base import SliceTime
 
 PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
@@ -51,7 +51,7 @@ class Flow:
 
     def __init__(self, topology: ab.Topology) -> None:
         self.plan = topology.plan()
-        schemas, inputs = infer_schemas(self.plan.topology, {"orders": SCHEMA}, topology._sinks)
+        schemas, inputs = infer_schemas(self.plan.graph, {"orders": SCHEMA}, topology._sinks)
         self.programs = build_programs(self.plan, schemas, inputs)
         self.states = {name: p.new_states() for name, p in self.programs.items()}
         self.ledger = SliceLedger({}, (), clocks=self.plan.clocks)
@@ -66,7 +66,7 @@ class Flow:
             source_tasks=0,
             watermark_us=time.watermark_us,
             processing_ms=time.processing_ms,
-            mapping=0,
+            placement=0,
             seal=False,
             watermarks=time.watermarks,
         )

@@ -17,12 +17,12 @@ from kernel_runs import GROUPS, KernelRun, Row
 
 import anabranch as ab
 from anabranch.errors import OperatorError, TopologyError
-from anabranch.node.schemas import fingerprint, infer_schemas
+from anabranch.node.arrow.schemas import fingerprint, infer_schemas
 from anabranch.operators.base import SliceTime
 from anabranch.operators.functions import state_fields
-from anabranch.operators.process import KeyedProcess
-from anabranch.operators.ttl import Ttl
-from anabranch.storage.kernel_settings import decode, encode
+from anabranch.operators.kernels.process import KeyedProcess
+from anabranch.operators.state.ttl import Ttl
+from anabranch.upgrade.kernel_settings import decode, encode
 from effort import examples
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -342,10 +342,10 @@ def test_a_topology_with_functions() -> None:
     sums = keyed.process("sums", Sittings(), time="at", ttl="1h")
     sums.key_by("k").process("rows_too", Again(), deterministic=False).to("out", ab.Memory())
     plan = topology.plan()
-    schemas, inputs = infer_schemas(plan.topology, {"rows": SCHEMA}, topology._sinks)
+    schemas, inputs = infer_schemas(plan.graph, {"rows": SCHEMA}, topology._sinks)
     assert schemas["sums"].names == ["k", "total", "over"]
     assert plan.by_name["sums"].operators == ("sums", "rows_too", "out")
-    operators = plan.topology.by_name
+    operators = plan.graph.by_name
     assert [operators[n].deterministic for n in ("sums", "rows_too")] == [True, False]
     assert operators["sums"].kernel.ttl == Ttl(3_600_000_000, "at")
     pickle.loads(pickle.dumps(operators["sums"].kernel))
@@ -381,7 +381,7 @@ def frame(**columns: Any) -> pl.DataFrame:
 
 REFUSED: list[tuple[Any, str]] = [
     (None, "process returned NoneType; return an anabranch.SliceResult"),
-    (ab.SliceResult([1]), "returned list; return a polars.DataFrame"),
+    (ab.SliceResult([1]), "returned a list; return a polars.DataFrame"),
     (ab.SliceResult(frame(k=["a"])), "output that process returned lacks column 'm'"),
     (ab.SliceResult(frame(k=["a"], m=[1.5])), "output .* 'm' must be int64, but came as double"),
     (

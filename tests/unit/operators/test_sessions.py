@@ -10,11 +10,11 @@ from kernel_runs import GROUPS, KernelRun, Row
 
 import anabranch as ab
 from anabranch.errors import ConfigError, OperatorError, TopologyError
-from anabranch.node.schemas import infer_schemas
-from anabranch.operators import aggregates
-from anabranch.operators.aggregates import count, count_distinct
+from anabranch.node.arrow.schemas import infer_schemas
 from anabranch.operators.base import SliceTime
-from anabranch.operators.sessions import Session, SessionAggregate, session
+from anabranch.operators.kernels import aggregates
+from anabranch.operators.kernels.aggregates import count, count_distinct
+from anabranch.operators.kernels.sessions import Session, SessionAggregate, session
 from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.int64())])
@@ -167,10 +167,10 @@ def test_a_topology_with_sessions() -> None:
     visits = rows.key_by("k").window(ab.session("30m"), time="at", lateness="1m")
     visits.aggregate("visits", n=ab.count(), most=ab.max("v")).to("out", ab.Memory())
     plan = topology.plan()
-    schemas, _ = infer_schemas(plan.topology, {"rows": SCHEMA}, topology._sinks)
+    schemas, _ = infer_schemas(plan.graph, {"rows": SCHEMA}, topology._sinks)
     assert schemas["visits"].names == ["k", "window_start", "window_end", "n", "most"]
     assert schemas["visits"].field("window_end").type == pa.timestamp("us")
-    assert plan.topology.by_name["visits"].kernel.session == Session(30 * 60 * 1_000_000)
+    assert plan.graph.by_name["visits"].kernel.session == Session(30 * 60 * 1_000_000)
 
 
 def test_what_does_not_fit_is_refused() -> None:

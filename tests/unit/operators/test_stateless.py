@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from anabranch.errors import OperatorError, TopologyError
-from anabranch.operators.canonical import canonical, canonical_table
-from anabranch.operators.stateless import Filter, FlatMap, Map, Select
+from anabranch.operators.kernels.stateless import Filter, FlatMap, Map, Select
+from anabranch.operators.rows.canonical import canonical, canonical_table
 
 TABLE = pa.table({"text": ["a b", "c", None], "n": pa.array([1, 2, None], pa.int32())})
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from kernel_runs import GROUPS, KernelRun, Row, plain_value, rows_of
 
 import anabranch as ab
-from anabranch.errors import TopologyError
-from anabranch.model.topology import Kind
-from anabranch.node.schemas import build_programs, infer_schemas
+from anabranch.errors import ConfigError, TopologyError
+from anabranch.model.graph import Kind
+from anabranch.node.arrow.schemas import build_programs, infer_schemas
 from anabranch.operators.base import SliceTime
-from anabranch.operators.hashing import key_groups
-from anabranch.operators.topk import TopK
+from anabranch.operators.kernels.topk import TopK
+from anabranch.operators.rows.hashing import key_groups
 from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("n", pa.int32())])
@@ -152,7 +152,7 @@ def test_topologies_with_rankings() -> None:
     rows.key_by("k").top_k("per_key", 3, by="n").to("a", ab.Memory())
     rows.top_k("best", 2, by="x", descending=False).to("b", ab.Memory())
     plan = topology.plan()
-    schemas, inputs = infer_schemas(plan.topology, {"rows": SCHEMA}, topology._sinks)
+    schemas, inputs = infer_schemas(plan.graph, {"rows": SCHEMA}, topology._sinks)
     assert schemas["per_key"].names == ["k", "x", "n", "rank"]
     assert schemas["best.ranking"].names == ["k", "x", "n", "rank"]
     assert plan.by_name["best"].parallelism == 1
@@ -167,11 +167,11 @@ def test_topologies_with_rankings() -> None:
         shuffled = {to_best.id: sent}
         done = program.run({}, shuffled, program.new_states(), SliceTime(0, None, 0))
         assert done.sinks["b"].column("n").to_pylist() == expected
-    assert plan.topology.by_name["best"].kind is Kind.KEYED
+    assert plan.graph.by_name["best"].kind is Kind.KEYED
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(TopologyError, match="k = 0: give at least 1"):
+    with pytest.raises(ConfigError, match="k of top_k is 0; give at least 1"):
         TopK(("k",), 0, "n")
     with pytest.raises(TopologyError, match="ranks by 'k', which is a key"):
         TopK(("k",), 1, "k")

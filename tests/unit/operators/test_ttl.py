@@ -11,13 +11,13 @@ from kernel_runs import GROUPS, KernelRun, Row
 
 import anabranch as ab
 from anabranch.errors import ConfigError, OperatorError, TopologyError
-from anabranch.operators import aggregates, distinct
-from anabranch.operators.aggregates import KeyedAggregate
 from anabranch.operators.base import SliceTime
-from anabranch.operators.distinct import CountDistinct
-from anabranch.operators.hashing import key_groups
-from anabranch.operators.topk import TopK
-from anabranch.operators.ttl import Ttl
+from anabranch.operators.kernels import aggregates, distinct
+from anabranch.operators.kernels.aggregates import KeyedAggregate
+from anabranch.operators.kernels.distinct import CountDistinct
+from anabranch.operators.kernels.topk import TopK
+from anabranch.operators.rows.hashing import key_groups
+from anabranch.operators.state.ttl import Ttl
 from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", pa.int64())])
@@ -192,7 +192,7 @@ def test_a_topology_with_a_ttl() -> None:
     keyed = topology.source("rows", None, time="at").key_by("k")
     keyed.aggregate("count", ttl="1h", n=ab.count()).to("a", ab.Memory())
     keyed.top_k("best", 3, by="v", ttl="2m", time="at").to("b", ab.Memory())
-    kernels = {o.name: o.kernel for o in topology.plan().topology.operators}
+    kernels = {o.name: o.kernel for o in topology.plan().graph.operators}
     assert kernels["count"].ttl == Ttl(3_600_000_000)
     assert kernels["best"].ttl == Ttl(120_000_000, "at")
 

@@ -10,11 +10,11 @@ from kernel_runs import GROUPS, KernelRun, Row
 
 from anabranch.errors import ConfigError, OperatorError, TopologyError
 from anabranch.model.duration import parse_duration
-from anabranch.operators import aggregates
-from anabranch.operators.aggregates import count
 from anabranch.operators.base import SliceTime
-from anabranch.operators.hashing import key_groups
-from anabranch.operators.windows import Window, WindowedAggregate, hopping, tumbling
+from anabranch.operators.kernels import aggregates
+from anabranch.operators.kernels.aggregates import count
+from anabranch.operators.kernels.windows import Window, WindowedAggregate, hopping, tumbling
+from anabranch.operators.rows.hashing import key_groups
 from effort import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.int64())])

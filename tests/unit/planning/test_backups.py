@@ -11,23 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import PlanningError
-from anabranch.planning import topologies
-from anabranch.planning.backups import (
-    BackupPlan,
-    BackupProblem,
-    checkpoint_interval_s,
-    evaluate,
-    latencies,
-)
-from anabranch.planning.backups_exact import optimal_backups
-from anabranch.planning.backups_paper import (
+from anabranch.planning.backups.exact import optimal_backups
+from anabranch.planning.backups.paper import (
     dag_backups,
     exhaustive_backups,
     line_backups,
     share_based_backups,
     tree_backups,
 )
+from anabranch.planning.backups.plan import (
+    BackupPlan,
+    BackupProblem,
+    checkpoint_interval_s,
+    evaluate,
+    latencies,
+)
 from anabranch.planning.graph import TaskGraph
+from anabranch.planning.workloads import topologies
 
 Planner = Callable[[BackupProblem], BackupPlan]
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from test_backups import brute_force, line, problems
 
 from anabranch.errors import PlanningError
-from anabranch.planning import backups_exact, topologies
-from anabranch.planning.backups import BackupProblem, evaluate, smallest_bound
-from anabranch.planning.backups_curve import tradeoff
-from anabranch.planning.backups_exact import optimal_backups, replan_backups
-from anabranch.planning.backups_paths import LongPaths
-from anabranch.planning.backups_reduce import reduce, whole
-from anabranch.planning.backups_search import (
+from anabranch.planning.backups import exact as backups_exact
+from anabranch.planning.backups.cover import Effort
+from anabranch.planning.backups.curve import tradeoff
+from anabranch.planning.backups.exact import optimal_backups, replan_backups
+from anabranch.planning.backups.paths import LongPaths
+from anabranch.planning.backups.plan import BackupProblem, evaluate, smallest_bound
+from anabranch.planning.backups.reduce import reduce, whole
+from anabranch.planning.backups.search import (
     cut_greedily,
     improve,
     packing_bound,
@@ -26,6 +27,7 @@ from anabranch.planning.backups_search import (
     repair,
     slow_paths,
 )
+from anabranch.planning.workloads import topologies
 
 
 @settings(max_examples=150, deadline=None)
@@ -169,7 +171,29 @@ def test_a_path_on_one_node_sets_the_smallest_bound() -> None:
 def test_out_of_time_still_gives_a_plan_and_a_bound() -> None:
     graph = topologies.random_dag(120, 600, seed=1)
     problem = BackupProblem.of(graph, 4)
-    plan = optimal_backups(problem, time_limit_s=0.05)
+    plan = optimal_backups(problem, effort=Effort(0.05))
     assert not evaluate(problem, plan.backups).violations
     assert 0 <= plan.lower_bound <= plan.cost
     assert plan.gap_pct >= 0
+
+
+@pytest.mark.parametrize("hosts", [None, 13])
+def test_limited_by_work_a_plan_does_not_depend_on_the_machine(hosts: int | None) -> None:
+    """What the work allows is found, and always the same; more work proves more."""
+    graph = topologies.random_dag(60, 200, seed=2)
+    nodes = None if hosts is None else {t: f"n{i % hosts}" for i, t in enumerate(graph.tasks)}
+    problem = BackupProblem.of(graph, 4, hosts=nodes)
+    little, more = Effort(rows=10, nodes=1), Effort(rows=10_000, nodes=100_000)
+    plans = [optimal_backups(problem, effort=little) for _ in range(3)]
+    assert {p.backups for p in plans} == {plans[0].backups}
+    assert not evaluate(problem, plans[0].backups).violations
+    best = optimal_backups(problem, effort=more)
+    assert best.optimal
+    assert plans[0].lower_bound <= best.cost <= plans[0].cost
+
+
+def test_rows_limit_the_work() -> None:
+    graph = topologies.random_dag(60, 200, seed=2)
+    hosts = {t: f"n{i % 13}" for i, t in enumerate(graph.tasks)}
+    problem = BackupProblem.of(graph, 4, hosts=hosts)
+    assert not optimal_backups(problem, effort=Effort(rows=1)).optimal

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import PlanningError
-from anabranch.planning.balance import (
+from anabranch.planning.balance.load import (
     BalanceProblem,
     Limits,
     judged,
@@ -18,8 +18,7 @@ from anabranch.planning.balance import (
     llfd,
     migration,
 )
-from anabranch.planning.key_histories import key_history, shifted, zipf_counts
-from anabranch.planning.routing import (
+from anabranch.planning.balance.routing import (
     NONE,
     Assignment,
     Destination,
@@ -31,6 +30,7 @@ from anabranch.planning.routing import (
     reassigned,
     routing,
 )
+from anabranch.planning.workloads.key_histories import key_history, shifted, zipf_counts
 
 
 def keys(count):

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import PlanningError
-from anabranch.planning.balance import BalanceProblem, Limits, judged, llfd
-from anabranch.planning.balance_baselines import (
+from anabranch.planning.balance.baselines import (
     plan_hash,
     plan_min_table,
     plan_mixed,
     plan_readj,
     plan_task_backup,
 )
-from anabranch.planning.ftlb import plan_ftlb
-from anabranch.planning.key_histories import key_history
-from anabranch.planning.routing import Assignment, Sla, home_assignment, reassigned
+from anabranch.planning.balance.ftlb import plan_ftlb
+from anabranch.planning.balance.load import BalanceProblem, Limits, judged, llfd
+from anabranch.planning.balance.routing import Assignment, Sla, home_assignment, reassigned
+from anabranch.planning.workloads.key_histories import key_history
 
 BASELINES = [plan_min_table, plan_mixed, plan_readj, plan_task_backup, plan_hash]
 

@@ -11,15 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import PlanningError
-from anabranch.planning import recovery
-from anabranch.planning.queries import (
-    RecoveryProblem,
-    failure,
-    partition_topology,
-    query_partitions,
-    random_queries,
-)
-from anabranch.planning.recovery import (
+from anabranch.planning.recovery import order as recovery
+from anabranch.planning.recovery.exact import best_plan, plan_exact
+from anabranch.planning.recovery.order import (
     Node,
     candidate_plans,
     plan_best_density,
@@ -28,7 +22,13 @@ from anabranch.planning.recovery import (
     plan_progressive,
     schedule_recovery,
 )
-from anabranch.planning.recovery_exact import best_plan, plan_exact
+from anabranch.planning.recovery.queries import (
+    RecoveryProblem,
+    failure,
+    partition_topology,
+    query_partitions,
+    random_queries,
+)
 
 PLANNERS = [plan_dp, plan_best_density, plan_progressive, plan_operator_centric]
 

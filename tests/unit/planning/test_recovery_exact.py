@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.planning import recovery_exact
-from anabranch.planning.queries import RecoveryProblem, failure, partition_topology, random_queries
-from anabranch.planning.recovery import plan_best_density, plan_dp
-from anabranch.planning.recovery_exact import cost_shares, plan_exact
+from anabranch.planning.recovery import exact as recovery_exact
+from anabranch.planning.recovery.exact import cost_shares, plan_exact
+from anabranch.planning.recovery.order import plan_best_density, plan_dp
+from anabranch.planning.recovery.queries import (
+    RecoveryProblem,
+    failure,
+    partition_topology,
+    random_queries,
+)
 
 
 def still():

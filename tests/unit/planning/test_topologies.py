@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.errors import PlanningError
-from anabranch.planning import topologies
 from anabranch.planning.graph import TaskGraph
+from anabranch.planning.workloads import topologies
 
 
 @pytest.mark.parametrize(

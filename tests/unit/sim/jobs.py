@@ -8,9 +8,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
-from anabranch.control.controller import ControlConfig
+from anabranch.control.policies.strategies import Strategy
+from anabranch.control.settings import ControlConfig
+from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.plan import compile_plan
-from anabranch.model.topology import Kind, Operator, Topology
 from anabranch.sim import Outcome, simulate
 from anabranch.sim.faults import Chances, RandomFaults
 from anabranch.sim.workload import Workload, random_batches
@@ -33,7 +34,7 @@ def line(
         operators.append(Operator(chain, Kind.KEYED, reads, keys=(chain,), parallelism=2))
     shown = {operators[-1].name, *(["s"] if sources_shown else [])}
     operators += [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in sorted(shown)]
-    plan = compile_plan(Topology.checked("line", operators, key_groups=4))
+    plan = compile_plan(Graph.checked("line", operators, key_groups=4))
     chosen = None if backups is None else frozenset(backups)
     dice = random.Random(seed)
     batches = random_batches(dice, ["s"]) + random_batches(dice, ["s"])
@@ -51,7 +52,7 @@ def divided(job: Workload) -> Workload:
 
 def copied(job: Workload) -> Workload:
     """Every partition has a copy."""
-    return replace(job, config=replace(job.config, copies=True))
+    return replace(job, config=replace(job.config, strategy=Strategy(copies=True)))
 
 
 def run(seed: int, job: Workload | None = None, chances: Chances | None = None) -> Outcome:
@@ -91,7 +92,7 @@ DIRECTED: dict[str, tuple[Workload, Chances]] = {
     ),
     "attempts_counted_per_slice": (
         replace(line("a", interval_ms=10), max_rows_per_slice=4),
-        replace(CRASHES, late=0.3, struck=0.0),
+        replace(CRASHES, struck=0.08, late_when_cut_short=1.0, late_ms=60),
     ),
     "torn_delta_of_a_shadow_stays_in_the_chain": (
         line("a", "b", "c", backups=[]),
@@ -105,12 +106,47 @@ DIRECTED: dict[str, tuple[Workload, Chances]] = {
         copied(line("a", "b")),
         replace(CRASHES, torn=0.5, struck=0.02),
     ),
-    "operator_divided_whose_order_others_see": (
-        divided(line("a", "b", "c")),
+    "copies_that_took_over_not_forgotten": (copied(line("a", "b")), CRASHES),
+    "promoted_copy_does_not_send_its_backups": (
+        copied(line("a", "b", "c", interval_ms=200)),
         CRASHES,
     ),
+    "operator_divided_whose_order_others_see": (
+        divided(line("a", "b", "c", interval_ms=NEVER)),
+        replace(CRASHES, struck=0.02),
+    ),
     "staged_rows_of_two_attempts_in_one_place": (
-        line("a", sources_shown=True),
-        replace(CRASHES, struck=0.08, late_when_cut_short=1.0, late_ms=40),
+        line(sources_shown=True),
+        replace(CRASHES, struck=0.1, late_when_cut_short=1.0, late_ms=30),
+    ),
+    "older_cut_replayed_under_the_newer_layout": (
+        line("a", "b", interval_ms=60),
+        replace(CRASHES, torn=0.6, requests=0.5),
+    ),
+    "slice_sealed_that_has_problems": (
+        line("a", "b", interval_ms=10),
+        Chances(lost_packets=0.2),
+    ),
+    "torn_line_refused": (line("a"), Chances(stored=0.1)),
+    "first_of_a_share_appears_before_the_others_are_written": (
+        replace(line("a"), max_rows_per_slice=4),
+        replace(CRASHES, struck=0.08, late_when_cut_short=0.1),
+    ),
+    "generation_taken_that_is_claimed": (
+        line("a"),
+        Chances(stored=0.1, storms={"crash": 1.0, "pause": 1.0}),
+    ),
+    "shadows_answer_as_partitions": (
+        replace(line("a", "b", "c", interval_ms=NEVER), rechooses_backups=True),
+        replace(CRASHES, struck=0.1),
+    ),
+    "promoted_copy_goes_on_with_deltas": (copied(line("a", "b")), CRASHES),
+    "later_slices_of_a_share_not_finished": (
+        replace(line("a"), max_rows_per_slice=4),
+        replace(CRASHES, struck=0.08, late_when_cut_short=0.1),
+    ),
+    "missing_log_taken_for_an_empty_one": (
+        replace(line("a"), max_rows_per_slice=4),
+        replace(CRASHES, struck=0.08, late_when_cut_short=0.1),
     ),
 }

@@ -11,7 +11,7 @@ from jobs import line
 from anabranch.model.events import DrainRequested, ScaleRequested
 from anabranch.model.ids import NodeId
 from anabranch.sim import Outcome, simulate
-from anabranch.sim.cluster import Cluster
+from anabranch.sim.cluster import SimCluster
 from anabranch.sim.faults import DriverCrashedError, Faults
 from anabranch.sim.requests import Request, Requests
 from anabranch.sim.world import World
@@ -57,16 +57,16 @@ class Once(Faults):
         self._asked = True
         return self._script.pop(0)  # type: ignore[return-value]
 
-    def strike(self, kind: str, cluster: Cluster) -> None:
+    def strike(self, kind: str, cluster: SimCluster) -> None:
         if self._slices >= 3 and kind == "idle" and self._script == ["join"]:
             self._script.clear()
             self._asked = True
             cluster.join()
         if not self._asked or self._over:
             return
-        head = cluster.disk.head
-        if head and any(r.mapping > 1 for r in cluster.disk.records):
-            self._over = True  # a slice under another mapping
+        journal = cluster.disk.journal
+        if journal and any(r.placement > 1 for r in journal.after):
+            self._over = True  # a slice under another placement
         self._seen.kinds.append(kind)
         if len(self._seen.kinds) == self._at:
             self._over = True

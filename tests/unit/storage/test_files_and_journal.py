@@ -18,6 +18,8 @@ from anabranch.model.slices import Cut, SliceRecord
 from anabranch.storage import checkpoint_files, files
 from anabranch.storage.checkpoint_files import (
     checkpoint_name,
+    decode_table,
+    encode_table,
     piece_bytes,
     read_checkpoint,
     write_checkpoint,
@@ -25,7 +27,8 @@ from anabranch.storage.checkpoint_files import (
 from anabranch.storage.files import write_atomic
 from anabranch.storage.identity import identify
 from anabranch.storage.journal import DirectoryLock, Head, Journal, _line
-from anabranch.storage.source_log import log_path, read_log, trim, write_share
+from anabranch.storage.local import LocalStore, _Appended
+from anabranch.storage.source_log import log_name, read_log, trim, write_share
 
 JOB = "5eed"
 TABLE = pa.table({"k": [1, None, 3], "s": ["a", "bb", None]})
@@ -45,35 +48,37 @@ def head(*slices: SliceRecord) -> Head:
         slices=slices,
         epochs={PartitionId("c", 0): 7},
         groups={"c": (0, 0)},
-        mapping_version=2,
+        placement_version=2,
         layouts={1: {"c": (0, 1)}},
     )
 
 
-def journal(directory: Path, *numbers: int) -> Path:
-    directory.mkdir(exist_ok=True)
-    book = Journal(directory)
+def journal(root: Path, *numbers: int) -> Path:
+    book = Journal(LocalStore(root))
     book.begin(head())
     for number in numbers:
         book.append(record(number))
     book.close()
-    return max(directory.glob("*.jsonl"))
+    return max((root / "journal").glob("*.jsonl"))
+
+
+def segment(root: Path, data: bytes) -> None:
+    (root / "journal").mkdir(parents=True)
+    (root / "journal" / "000001.jsonl").write_bytes(data)
 
 
 def test_a_journal_comes_back_as_it_was(tmp_path: Path) -> None:
-    assert Journal(tmp_path).read() is None
+    assert Journal(LocalStore(tmp_path)).read() is None
     journal(tmp_path, 4, 5)
-    assert Journal(tmp_path).read() == (head(), [record(4), record(5)])
+    assert Journal(LocalStore(tmp_path)).read() == (head(), [record(4), record(5)])
 
 
 def test_a_tail_torn_at_any_byte_loses_only_the_last_slice(tmp_path: Path) -> None:
     whole = journal(tmp_path, 4, 5, 6).read_bytes()
     start = whole.rindex(b"\n", 0, len(whole) - 1) + 1
     for end in range(start, len(whole)):
-        directory = tmp_path / str(end)
-        directory.mkdir()
-        (directory / "000001.jsonl").write_bytes(whole[:end])
-        found = Journal(directory).read()
+        segment(tmp_path / str(end), whole[:end])
+        found = Journal(LocalStore(tmp_path / str(end))).read()
         assert found is not None
         kept = [r.number for r in found[1]]
         assert kept == ([4, 5, 6] if end == len(whole) - 1 else [4, 5])
@@ -89,7 +94,7 @@ def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
         for tail in (b"", b"deadbeef {torn"):
             path.write_bytes(bytes(damaged) + tail)
             with pytest.raises(StorageError, match=r"damaged at line \d|after slice \d"):
-                Journal(tmp_path).read()
+                Journal(LocalStore(tmp_path)).read()
 
 
 def test_a_missing_line_is_refused(tmp_path: Path) -> None:
@@ -97,28 +102,28 @@ def test_a_missing_line_is_refused(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], lines[3]]))
     with pytest.raises(StorageError, match="slice 6 after slice 4"):
-        Journal(tmp_path).read()
+        Journal(LocalStore(tmp_path)).read()
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "000001.jsonl").write_bytes(_line({**head().to_json(), "format": 99}))
+    segment(tmp_path, _line({**head().to_json(), "format": 99}))
     with pytest.raises(StorageError, match="has format 99, this version reads 1"):
-        Journal(tmp_path).read()
+        Journal(LocalStore(tmp_path)).read()
 
 
 def test_an_empty_segment_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "000001.jsonl").write_bytes(b"")
+    segment(tmp_path, b"")
     with pytest.raises(StorageError, match="is empty"):
-        Journal(tmp_path).read()
+        Journal(LocalStore(tmp_path)).read()
 
 
 def test_the_newest_segment_counts_and_old_ones_go(tmp_path: Path) -> None:
-    book = Journal(tmp_path)
+    book = Journal(LocalStore(tmp_path))
     for number in range(4, 10):
         book.begin(head(record(number)))
     book.close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["4-5.jsonl", "4-6.jsonl"]
-    found = Journal(tmp_path).read()
+    assert sorted(p.name for p in (tmp_path / "journal").iterdir()) == ["4-5.jsonl", "4-6.jsonl"]
+    found = Journal(LocalStore(tmp_path)).read()
     assert found is not None
     assert [r.number for r in found[0].slices] == [9]
 
@@ -127,11 +132,12 @@ def test_the_newest_segment_counts_and_old_ones_go(tmp_path: Path) -> None:
 def test_an_append_on_a_full_disk_leaves_the_journal_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
-    book = Journal(tmp_path)
+    book = Journal(LocalStore(tmp_path))
     book.begin(head())
     book.append(record(4))
-    full = book._file
-    assert full is not None
+    appended = book._segment
+    assert isinstance(appended, _Appended)
+    full = appended._file
 
     class Full:
         def fileno(self) -> int:
@@ -140,12 +146,12 @@ def test_an_append_on_a_full_disk_leaves_the_journal_whole(
         def write(self, data: bytes) -> int:
             return full.write(data[:written])
 
-    book._file = Full()  # type: ignore[assignment]
+    appended._file = Full()  # type: ignore[assignment]
     with pytest.raises(StorageError, match="No space left on device; free some space"):
         book.append(record(5))
-    book._file = full
+    appended._file = full
     book.append(record(5))
-    found = Journal(tmp_path).read()
+    found = Journal(LocalStore(tmp_path)).read()
     assert found is not None
     assert [r.number for r in found[1]] == [4, 5]
 
@@ -179,16 +185,16 @@ def test_a_checkpoint_torn_or_damaged_anywhere_is_refused(
     partition = PartitionId("c", 1)
     name = checkpoint_name(partition, 7, 2)
     states = {"a": [TABLE, TABLE], "b": [TABLE.slice(0, 0)]}
-    write_checkpoint(tmp_path, name, JOB, partition, 7, 2, False, states)
-    found = read_checkpoint(tmp_path, name)
+    write_checkpoint(LocalStore(tmp_path), name, JOB, partition, 7, 2, False, states)
+    found = read_checkpoint(LocalStore(tmp_path), name)
     assert [t.equals(TABLE) for t in found["a"]] == [True, True]
     assert [t.equals(TABLE.slice(0, 0)) for t in found["b"]] == [True]
-    sizes = piece_bytes(tmp_path, name)
+    sizes = piece_bytes(LocalStore(tmp_path), name)
     assert list(sizes) == ["a", "b"]
     assert sum(sizes.values()) < (tmp_path / name).stat().st_size
-    some = read_checkpoint(tmp_path, name, lambda t: t.filter(t["k"].is_valid()))
+    some = read_checkpoint(LocalStore(tmp_path), name, lambda t: t.filter(t["k"].is_valid()))
     assert [t["k"].to_pylist() for t in some["a"]] == [[1, 3], [1, 3]]
-    _assert_all_damage_seen(tmp_path / name, lambda _: read_checkpoint(tmp_path, name))
+    _assert_all_damage_seen(tmp_path / name, lambda _: read_checkpoint(LocalStore(tmp_path), name))
 
 
 @pytest.mark.parametrize("piece", [1, 1 << 20])
@@ -200,8 +206,10 @@ def test_a_full_checkpoint_leaves_out_what_is_deleted(
     table = pa.table({"_deleted": [False, True, True, False], "k": [1, 2, 3, 4]})
     for full, kept in ((True, [1, 4]), (False, [1, 2, 3, 4])):
         name = checkpoint_name(partition, 7, int(full))
-        write_checkpoint(tmp_path, name, JOB, partition, 7, int(full), full, {"a": [table]})
-        (found,) = read_checkpoint(tmp_path, name)["a"]
+        write_checkpoint(
+            LocalStore(tmp_path), name, JOB, partition, 7, int(full), full, {"a": [table]}
+        )
+        (found,) = read_checkpoint(LocalStore(tmp_path), name)["a"]
         assert found["k"].to_pylist() == kept
 
 
@@ -221,10 +229,12 @@ def test_a_checkpoint_of_another_job_partition_or_slice_is_refused(
     (tmp_path / "identity").write_text(f'{{"format": 1, "job": "{JOB}", "inherits": false}}')
     name = checkpoint_name(PartitionId("c", 1), 7, 2)
     partition = PartitionId(chain, index)
-    write_checkpoint(tmp_path, name, job, partition, slice_no, epoch, False, {"a": [TABLE]})
+    write_checkpoint(
+        LocalStore(tmp_path), name, job, partition, slice_no, epoch, False, {"a": [TABLE]}
+    )
     for read in (read_checkpoint, piece_bytes):
         with pytest.raises(StorageError, match=f"is not the one asked for: {why}"):
-            read(tmp_path, name)
+            read(LocalStore(tmp_path), name)
 
 
 def test_a_checkpoint_from_before_there_were_identities_is_read(
@@ -237,20 +247,24 @@ def test_a_checkpoint_from_before_there_were_identities_is_read(
 
     monkeypatch.setattr(checkpoint_files, "encode_header", without_job)
     name = checkpoint_name(PartitionId("c", 1), 7, 2)
-    write_checkpoint(tmp_path, name, JOB, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]})
-    identify(tmp_path)
-    assert read_checkpoint(tmp_path, name)["a"][0].equals(TABLE)
+    write_checkpoint(
+        LocalStore(tmp_path), name, JOB, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]}
+    )
+    identify(LocalStore(tmp_path))
+    assert read_checkpoint(LocalStore(tmp_path), name)["a"][0].equals(TABLE)
 
 
 def test_an_error_of_who_reads_a_checkpoint_is_not_the_files(tmp_path: Path) -> None:
     name = checkpoint_name(PartitionId("c", 1), 7, 2)
-    write_checkpoint(tmp_path, name, JOB, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]})
+    write_checkpoint(
+        LocalStore(tmp_path), name, JOB, PartitionId("c", 1), 7, 2, False, {"a": [TABLE]}
+    )
 
     def wanted(_: pa.Table) -> pa.Table:
         raise ValueError("a mistake")
 
     with pytest.raises(ValueError, match="a mistake"):
-        read_checkpoint(tmp_path, name, wanted)
+        read_checkpoint(LocalStore(tmp_path), name, wanted)
 
 
 @pytest.mark.parametrize(("unhurried", "times"), [(False, 0), (True, 2)])
@@ -265,14 +279,15 @@ def test_only_who_has_time_syncs_in_between(
 
 
 def test_a_source_log_torn_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
-    path = log_path(tmp_path, 3, 1, 0, 0)
-    assert read_log(path) is None
-    write_share(tmp_path, 3, 1, 0, 0, [({"edge:0": TABLE, "sink:x": TABLE}, {"chunks": 2})])
-    found = read_log(path)
+    store, name = LocalStore(tmp_path), log_name(3, 1, 0, 0)
+    assert read_log(store, name, decode_table) is None
+    rows = encode_table(TABLE)
+    write_share(store, 3, 1, 0, 0, [({"edge:0": rows, "sink:x": rows}, {"chunks": 2})])
+    found = read_log(store, name, decode_table)
     assert found is not None
     assert found[0]["sink:x"].equals(TABLE)
     assert found[1] == {"chunks": 2}
-    _assert_all_damage_seen(path, read_log)
+    _assert_all_damage_seen(tmp_path / name, lambda _: read_log(store, name, decode_table))
 
 
 def _assert_all_damage_seen(path: Path, read: Any) -> None:
@@ -291,12 +306,13 @@ def _assert_all_damage_seen(path: Path, read: Any) -> None:
 
 
 def test_the_source_log_is_trimmed_below(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
     for number in (1, 2, 3):
-        write_share(tmp_path, number, 1, 0, 0, [({"edge:0": TABLE}, {})])
-    trim(tmp_path, 3)
-    kept = [read_log(log_path(tmp_path, n, 1, 0, 0)) is not None for n in (1, 2, 3)]
+        write_share(store, number, 1, 0, 0, [({"edge:0": encode_table(TABLE)}, {})])
+    trim(store, 3)
+    kept = [store.has(log_name(n, 1, 0, 0)) for n in (1, 2, 3)]
     assert kept == [False, False, True]
-    trim(tmp_path / "none", 3)
+    trim(LocalStore(tmp_path / "none"), 3)
 
 
 def test_one_driver_per_directory(tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from test_files_and_journal import head, record
 from anabranch.errors import CheckpointLockedError
 from anabranch.storage.generations import Generation, claimed
 from anabranch.storage.journal import Journal, _line
+from anabranch.storage.local import LocalStore
 from interruptions import interrupted
 
 
 def test_no_two_drivers_have_the_same_generation(tmp_path: Path) -> None:
     def claim(_: int) -> int:
         try:
-            return Generation.claim(tmp_path, 0).number
+            return Generation.claim(LocalStore(tmp_path), 0).number
         except CheckpointLockedError as e:  # somebody was faster, and has a greater one
             number: int = e.fields["generation"]
             return number
@@ -29,24 +30,29 @@ def test_no_two_drivers_have_the_same_generation(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as drivers:
         found = list(drivers.map(claim, range(40)))
     assert len(set(found)) == 40
-    assert claimed(tmp_path) == sorted(found)
+    assert claimed(LocalStore(tmp_path)) == sorted(found)
 
 
 def test_the_newest_claim_ends_all_older_drivers(tmp_path: Path) -> None:
-    first, second = Generation.claim(tmp_path, 0), Generation.claim(tmp_path, 0)
+    first, second = (
+        Generation.claim(LocalStore(tmp_path), 0),
+        Generation.claim(LocalStore(tmp_path), 0),
+    )
     second.check()
     with pytest.raises(CheckpointLockedError, match=r"process \d+ on .* taken over .*eration 2\)"):
         first.check()
     second.clean_up()
-    assert claimed(tmp_path) == [2]
+    assert claimed(LocalStore(tmp_path)) == [2]
     with pytest.raises(CheckpointLockedError):
         first.check()
-    assert Generation.claim(tmp_path, above=7).number == 8  # what a journal says counts as well
+    assert (
+        Generation.claim(LocalStore(tmp_path), above=7).number == 8
+    )  # what a journal says counts as well
 
 
 def test_claims_are_numbers_not_text(tmp_path: Path) -> None:
-    older = Generation.claim(tmp_path, above=8)
-    newer = Generation.claim(tmp_path, 0)
+    older = Generation.claim(LocalStore(tmp_path), above=8)
+    newer = Generation.claim(LocalStore(tmp_path), 0)
     assert (older.number, newer.number) == (9, 10)
     newer.check()
     with pytest.raises(CheckpointLockedError):
@@ -54,8 +60,8 @@ def test_claims_are_numbers_not_text(tmp_path: Path) -> None:
 
 
 def old_driver(root: Path, acted: list[int]) -> None:
-    mine = Generation.claim(root, 0)
-    book = Journal(root / "journal", mine.check)
+    mine = Generation.claim(LocalStore(root), 0)
+    book = Journal(LocalStore(root), mine.check)
     book.begin(replace(head(record(4)), generation=mine.number))
     acted.append(4)
     for number in (5, 6):
@@ -69,8 +75,8 @@ def old_driver(root: Path, acted: list[int]) -> None:
 
 def newer_driver(root: Path) -> list[int]:
     """Takes over; the slices that have happened for it."""
-    mine = Generation.claim(root, 0)
-    book = Journal(root / "journal", mine.check)
+    mine = Generation.claim(LocalStore(root), 0)
+    book = Journal(LocalStore(root), mine.check)
     found = book.read()
     known = [*found[0].slices, *found[1]] if found else []
     book.begin(replace(head(*known), generation=mine.number))
@@ -100,7 +106,7 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     for operation in range(after_claim, len(done)):
         acted, known = overlapping(tmp_path / str(operation), monkeypatch, operation)
         assert acted == known[: len(acted)], operation
-        found = Journal(tmp_path / str(operation) / "journal").read()
+        found = Journal(LocalStore(tmp_path / str(operation))).read()
         assert found is not None
         assert [r.number for r in (*found[0].slices, *found[1])] == known, operation
     return len(done) - after_claim
@@ -129,18 +135,19 @@ def test_a_journal_without_its_fence_is_seen(
 
 def test_segments_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """As text, 1000000 comes before 999999, and 10 before 9."""
+    (tmp_path / "journal").mkdir()
     for name, number in (("999999", 4), ("1000000", 5)):
-        (tmp_path / f"{name}.jsonl").write_bytes(_line(head(record(number)).to_json()))
+        (tmp_path / "journal" / f"{name}.jsonl").write_bytes(_line(head(record(number)).to_json()))
     assert newest(tmp_path) == 5
     for name, number in (("4-9", 6), ("4-10", 7), ("9-1", 8), ("10-1", 9)):
-        (tmp_path / f"{name}.jsonl").write_bytes(_line(head(record(number)).to_json()))
+        (tmp_path / "journal" / f"{name}.jsonl").write_bytes(_line(head(record(number)).to_json()))
         assert newest(tmp_path) == number
-    (tmp_path / "11-1.copy.jsonl").write_bytes(b"a stranger's")
+    (tmp_path / "journal" / "11-1.copy.jsonl").write_bytes(b"a stranger's")
     assert newest(tmp_path) == 9
 
 
 def newest(directory: Path) -> int:
-    found = Journal(directory).read()
+    found = Journal(LocalStore(directory)).read()
     assert found is not None
     return found[0].slices[-1].number
 
@@ -161,8 +168,10 @@ def test_what_a_killed_writer_left_goes_at_a_start_and_a_live_writers_stays(tmp_
     for name in others:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    mine = Generation.claim(tmp_path, 0)
-    late = (mine.directory / "driver").stat().st_mtime_ns  # what is written since may be needed
+    mine = Generation.claim(LocalStore(tmp_path), 0)
+    late = (
+        (tmp_path / mine.directory / "driver").stat().st_mtime_ns
+    )  # what is written since may be needed
     for name in names:
         (tmp_path / f"{name}.tmp").touch()
         os.utime(tmp_path / f"{name}.tmp", ns=(late, late))
@@ -175,10 +184,10 @@ def test_a_claim_that_is_overtaken_while_it_is_made_is_refused_for_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtake(root: Path) -> None:
-        Generation.claim(root, 0).clean_up()
+        Generation.claim(LocalStore(root), 0).clean_up()
 
     with interrupted(monkeypatch, -1, lambda: None) as done:
-        Generation.claim(tmp_path / "alone", 0)
+        Generation.claim(LocalStore(tmp_path / "alone"), 0)
     made = len(done) - done[::-1].index("mkdir")  # the first operation after the claim is there
     assert len(done) - made > 3
     for operation in range(made, len(done)):
@@ -187,5 +196,5 @@ def test_a_claim_that_is_overtaken_while_it_is_made_is_refused_for_that_reason(
             pytest.raises(CheckpointLockedError),
             interrupted(monkeypatch, operation, partial(overtake, root)),
         ):
-            Generation.claim(root, 0)
-        assert claimed(root)[-1] == 2
+            Generation.claim(LocalStore(root), 0)
+        assert claimed(LocalStore(root))[-1] == 2

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import anabranch as ab
-from anabranch.model.topology import Kind
-from anabranch.storage.kernel_settings import decode, decode_schema, encode, encode_schema
+from anabranch.model.graph import Kind
+from anabranch.upgrade.kernel_settings import decode, decode_schema, encode, encode_schema
 
 
 def kernels() -> dict[str, Any]:

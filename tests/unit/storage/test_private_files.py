@@ -70,10 +70,10 @@ def test_nothing_that_is_read_from_a_file_is_unpickled() -> None:
         and call.attr in ("load", "loads", "Unpickler")
     }
     assert loads == {
-        "node/host.py",  # the job, from the driver
-        "node/packets.py",  # a blob, from Spark's shuffle
-        "node/wire.py",  # a message, from a process of the same user
+        "node/process/surroundings.py",  # the job, from the driver
+        "node/arrow/packets.py",  # a blob, from Spark's shuffle
+        "node/process/wire.py",  # a message, from a process of the same user
         "spark/generated.py",  # a generator, from the driver
         "spark/tasks.py",  # a request, from the driver
-        "spark/waves.py",  # an answer, from a task
+        "spark/cluster.py",  # an answer, from a task
     }

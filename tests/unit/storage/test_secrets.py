@@ -17,11 +17,13 @@ from tests.unit.node.local_run import LocalRun
 import anabranch as ab
 from anabranch.cli.describe import draw
 from anabranch.errors import AnabranchError, ConfigError, StorageError
+from anabranch.sinks import Home
 from anabranch.storage import checkpoint_store
 from anabranch.storage.checkpoint_files import read_checkpoint
 from anabranch.storage.checkpoint_store import check_url
 from anabranch.storage.credentials import masked
-from anabranch.storage.sinks import Home
+from anabranch.storage.files import directory
+from anabranch.storage.local import LocalStore
 from postgres_server import Server
 
 SECRET = "hUnter2"
@@ -129,11 +131,11 @@ def test_a_run_writes_no_password_anywhere(
     run.feed([{"s": [(1, 1), (2, 9)]}])
     shown = [repr(topology), repr(topology._sinks), repr(topology.plan()), ab.describe(topology)]
     shown.append(draw(topology.plan()))
-    shown += [repr(run.driver.status()), repr(run.driver.actions.totals), caplog.text]
+    shown += [repr(run.run.status()), repr(run.history.totals), caplog.text]
     run.stop()
     assert server.query("SELECT k FROM secret") == [(1,)]
     assert SECRET not in " ".join(shown)
-    assert SECRET.encode() not in run.driver._spec
+    assert SECRET.encode() not in run.run.caller.spec
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) > 5
     assert [p for p in files if SECRET.encode() in p.read_bytes()] == []
@@ -180,10 +182,12 @@ def test_a_url_with_credentials_is_refused_without_them(
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_parquet_takes_no_url_and_shows_none(url: str) -> None:
-    with pytest.raises(ConfigError, match="writes to directories only") as refusal:
-        ab.Parquet(url)
-    assert SECRET not in everything(refusal.value)
+def test_a_directory_is_no_url_and_shows_none(url: str) -> None:
+    """A URL, also one that a Path has made one slash of two in."""
+    for given in (url, Path(url)):
+        with pytest.raises(ConfigError, match="has to be a directory") as refusal:
+            directory(given, "checkpoint")
+        assert SECRET not in everything(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +208,11 @@ def test_names_in_an_old_journal_are_shown_without_their_password(
 ) -> None:
     """The version before took such a URL; its files are still read, if they are there."""
     name = f"nosuch://key:{SECRET}@bucket/count/0/000000000001-1.ckpt"
+    store = LocalStore(tmp_path)
     calls = itertools.chain(
-        [lambda: read_checkpoint(tmp_path, name), lambda: checkpoint_store.delete(tmp_path, name)],
-        [lambda: checkpoint_store.names(tmp_path, name)],
-        [lambda: checkpoint_store.write(tmp_path, name, [])],
+        [lambda: read_checkpoint(store, name), lambda: checkpoint_store.delete(store, name)],
+        [lambda: checkpoint_store.names(store, name)],
+        [lambda: checkpoint_store.write(store, name, [])],
     )
     for call in calls:
         with pytest.raises(StorageError, match=r"nosuch://\*\*\*@bucket") as refusal:

@@ -26,7 +26,8 @@ from anabranch.errors import (
     TopologyError,
 )
 from anabranch.model.slices import SliceRecord
-from anabranch.storage.sinks import Home, Sink, refuse_lost_slice
+from anabranch.sinks import Home, Sink, refuse_lost_slice
+from anabranch.storage.local import LocalStore
 from sink_starts import start
 
 ROWS = pa.table({"k": [1, 2, 3]})
@@ -55,7 +56,7 @@ def record(number: int, **staged: list[str]) -> SliceRecord:
         chunks_left=0,
         watermark_us=None,
         processing_ms=0,
-        mapping=1,
+        placement=1,
         generation=1,
         max_time_us={},
         rows={},
@@ -178,7 +179,7 @@ def test_an_exposed_slice_may_be_deleted_or_compacted_by_its_readers(tmp_path: P
         sink = parquet(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "7", "{", '{"format": 1}', '{"format": 9}'])
+@pytest.mark.parametrize("text", ["", "7", "{", '{"format": 1}'])
 def test_damaged_notes_and_owners_are_told(tmp_path: Path, text: str) -> None:
     parquet(tmp_path / "out")
     note, owner = tmp_path / "out.ck/shown/out/1", tmp_path / "out/.anabranch/owner"
@@ -186,6 +187,9 @@ def test_damaged_notes_and_owners_are_told(tmp_path: Path, text: str) -> None:
         kept = path.read_text()
         path.write_text(text)
         with pytest.raises(StorageError, match=why):
+            parquet(tmp_path / "out", run=2)
+        path.write_text('{"format": 9}')
+        with pytest.raises(StorageError, match="has format 9, this version reads 1; run the job"):
             parquet(tmp_path / "out", run=2)
         path.write_text(kept)
 
@@ -380,10 +384,10 @@ def test_a_slice_whose_sink_is_gone_is_refused_until_it_was_exposed(tmp_path: Pa
     newest = record(4, out=[stage(sink, 4)], other=[])
     for topology in ({}, {"out": ab.Memory()}, {"renamed": sink}):
         with pytest.raises(ConfigError, match=r"slice 4 has rows for the sink 'out' that were not"):
-            refuse_lost_slice(newest, topology, tmp_path)
-    refuse_lost_slice(newest, {"out": sink}, tmp_path)
+            refuse_lost_slice(newest, topology, LocalStore(tmp_path))
+    refuse_lost_slice(newest, {"out": sink}, LocalStore(tmp_path))
     sink.expose(4, newest.staged["out"], [])
-    refuse_lost_slice(newest, {}, tmp_path)
+    refuse_lost_slice(newest, {}, LocalStore(tmp_path))
     assert calls.seen == [([1, 2, 3], 4)]
 
 
@@ -393,9 +397,9 @@ def test_a_parquet_sink_that_is_gone_is_refused_until_its_slice_was_exposed(
     sink = parquet(tmp_path / "out")
     newest = record(4, out=[stage(sink, 4)])
     with pytest.raises(ConfigError, match="start once with the sink as it was"):
-        refuse_lost_slice(newest, {}, tmp_path / "out.ck")
+        refuse_lost_slice(newest, {}, LocalStore(tmp_path / "out.ck"))
     sink.expose(4, newest.staged["out"], [])
-    refuse_lost_slice(newest, {}, tmp_path / "out.ck")
+    refuse_lost_slice(newest, {}, LocalStore(tmp_path / "out.ck"))
 
 
 # -- memory and console ------------------------------------------------------------------------

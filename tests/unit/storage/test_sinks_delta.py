@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 import random
+import shutil
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError, TopologyError
-from anabranch.storage.sinks import Home
+from anabranch.sinks import Home
 from sink_starts import start
 
 ROWS = pa.table({"k": [1, 2], "v": pa.array(["a", None], pa.large_string())})
@@ -96,6 +97,25 @@ def test_rows_of_others_do_not_count_as_slices(tmp_path: Path) -> None:
     start(second, 0)
     second.expose(1, [stage(second, 1)], [])
     assert len(rows(tmp_path)) == 6
+
+
+def test_what_another_version_recorded_is_refused_and_what_had_no_format_is_read(
+    tmp_path: Path,
+) -> None:
+    start(delta(tmp_path), 0)
+    table = DeltaTable(tmp_path / "table")
+    assert table.transaction_version("anabranch/job/out/format") == 1
+    of_another = CommitProperties(app_transactions=[Transaction("anabranch/job/out/format", 9)])
+    write_deltalake(tmp_path / "table", ROWS, mode="append", commit_properties=of_another)
+    with pytest.raises(StorageError, match="has format 9, this version reads 1; run the job with"):
+        start(delta(tmp_path), 0, run=2)
+    before = tmp_path / "before"
+    shutil.copytree(tmp_path / "table", before / "table")
+    for commit in (before / "table/_delta_log").glob("*.json"):
+        lines = [line for line in commit.read_text().splitlines() if "out/format" not in line]
+        commit.write_text("\n".join(lines))
+    assert DeltaTable(before / "table").transaction_version("anabranch/job/out/format") is None
+    start(delta(before), 0, run=2)
 
 
 def test_a_checkpoint_that_is_behind_the_table_is_refused(tmp_path: Path) -> None:

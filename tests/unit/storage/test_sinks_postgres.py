@@ -27,9 +27,9 @@ from tests.unit.node.local_run import LocalRun
 
 import anabranch as ab
 from anabranch.errors import ConfigError, StorageError, TopologyError
-from anabranch.storage.sinks import Home, postgres
-from anabranch.storage.sinks.notes import exposure_of
-from anabranch.storage.sinks.postgres_rows import fits
+from anabranch.sinks import Home, postgres
+from anabranch.sinks.notes import exposure_of
+from anabranch.sinks.postgres_rows import fits
 from anabranch.testing import play
 from postgres_server import Server
 from sink_starts import JOB, start
@@ -348,6 +348,21 @@ def test_a_checkpoint_that_is_behind_the_table_is_refused(make: Make, tmp_path: 
         sink.expose(4, [file], [])
     assert (tmp_path / file).exists()
     start(make(job="another"), 0)
+
+
+def test_what_another_version_recorded_is_refused_and_what_had_no_format_is_read(
+    server: Server, table: str, make: Make
+) -> None:
+    start(make(), 0)
+    sinks = f"{table.partition('.')[0]}.anabranch_sinks"
+    server.query(f"UPDATE {sinks} SET format = 9")
+    with pytest.raises(StorageError, match="has format 9, this version reads 1; run the job with"):
+        start(make(), 0, run=2)
+    server.query(f"ALTER TABLE {sinks} DROP COLUMN format")
+    sink = make()
+    start(sink, 0, run=3)
+    sink.expose(1, [stage(sink, 1)], [])
+    assert len(content(server, table)) == 2
 
 
 # -- a server that refuses, or is away ---------------------------------------------------------

@@ -29,9 +29,10 @@ from test_local_runs import Comparison
 import anabranch as ab
 from anabranch.cli import app
 from anabranch.errors import ConfigError, StorageError
-from anabranch.storage import state_reader
 from anabranch.storage.journal import Journal
-from anabranch.storage.state_reader import inspect, read_state
+from anabranch.storage.local import LocalStore
+from anabranch.upgrade import state_reader
+from anabranch.upgrade.state_reader import inspect, read_state
 from oracle import FOLDS as MODEL
 from oracle import Dataflow, Step
 
@@ -49,7 +50,7 @@ def stopped(root: Path, batches: int = 4) -> Comparison:
     run = LocalRun(comparison.topology(), root)
     for n in range(batches):
         comparison.feed(run, batch(n, 10 if n else 40))
-        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        run.cluster.ask(run.run.caller.poll(run.cluster.nodes))
     run.stop()
     return comparison
 
@@ -109,7 +110,7 @@ def run_timed(topology: ab.Topology, root: Path, slices: list[list[tuple[int, in
     run = LocalRun(topology, root, schemas={"s": TIMED})
     for rows in slices:
         run.feed([{"s": rows}])
-        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        run.cluster.ask(run.run.caller.poll(run.cluster.nodes))
     run.stop()
 
 
@@ -129,7 +130,7 @@ def test_closed_windows_and_ended_sessions_are_gone_though_no_tombstone_says_so(
     future = [(k, 100) for k in range(200)]
     slices = [[*future[:100], (1, 1), (1, 2), (2, 3)], [(1, 40), *future[100:]], [(3, 101)]]
     run_timed(topology, tmp_path, slices)
-    chains = Journal(tmp_path / "journal").read()
+    chains = Journal(LocalStore(tmp_path)).read()
     assert chains is not None
     assert any(len(f) > 1 for f in (chains[0].cut or pytest.fail()).files.values())
     micros = int(START.timestamp()) * 1_000_000
@@ -157,7 +158,7 @@ def test_rankings_are_replaced_as_a_whole(tmp_path: Path) -> None:
     best: dict[int | None, list[int]] = {}
     for rows in ([(k, k) for k in range(50)], [(7, 3), (7, 9)], [(7, 8), (8, 0)]):
         run.feed([{"s": rows}])
-        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        run.cluster.ask(run.run.caller.poll(run.cluster.nodes))
         for k, v in rows:
             best[k] = sorted([*best.get(k, []), v], reverse=True)[:2]
     run.stop()
@@ -190,7 +191,7 @@ def test_the_state_of_a_function(tmp_path: Path) -> None:
     held: dict[int | None, list[int]] = {}
     for rows in ([(k, k % 5) for k in range(40)], [(3, 7), (4, 9)], [(3, 20), (4, 9)], [(3, 1)]):
         run.feed([{"s": rows}])
-        run.nodes.poll(run.driver.actions.run, run.nodes.nodes)
+        run.cluster.ask(run.run.caller.poll(run.cluster.nodes))
         for k, v in rows:
             held[k] = [*held.get(k, []), v]
             if sum(held[k]) > 30:
@@ -204,12 +205,12 @@ def test_the_state_of_a_function(tmp_path: Path) -> None:
 
 def test_a_listing(tmp_path: Path) -> None:
     comparison = stopped(tmp_path)
-    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval_ms=10**9)
+    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval="300h")
     comparison.feed(run, batch(7))
     comparison.feed(run, batch(8))
     found = inspect(tmp_path)
     assert (found.topology, found.generation) == ("flow", 2)
-    newest = run.driver.controller.newest
+    newest = run.controller.newest
     assert newest is not None
     assert found.cut == newest.number - 2
     assert found.previous is not None
@@ -226,7 +227,7 @@ def test_a_listing(tmp_path: Path) -> None:
 
 def test_reading_leaves_no_trace_while_the_job_runs(tmp_path: Path) -> None:
     comparison = stopped(tmp_path)
-    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval_ms=10**9)
+    run = LocalRun(comparison.topology(), tmp_path, checkpoint_interval="300h")
     comparison.feed(run, batch(7))
     before = {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))}
     read_state(tmp_path, "sum")
@@ -258,7 +259,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no operator 'o' has state .* are: sum$"):
         read_state(tmp_path / "job", "o")
     comparison = Comparison(Dataflow(FLOW))
-    run = LocalRun(comparison.topology(), tmp_path / "young", checkpoint_interval_ms=10**9)
+    run = LocalRun(comparison.topology(), tmp_path / "young", checkpoint_interval="300h")
     comparison.feed(run, batch(0))
     with pytest.raises(ConfigError, match="has not completed a checkpoint yet"):
         read_state(tmp_path / "young", "sum")

@@ -1,0 +1,71 @@
+"""What is known: each ledger owns one kind of facts and changes it in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.control.ledgers.backups import BackupLedger
+from anabranch.control.ledgers.checkpoints import CheckpointLedger
+from anabranch.control.ledgers.layouts import LayoutLedger
+from anabranch.control.ledgers.owners import OwnerLedger
+from anabranch.control.ledgers.slices import SliceLedger
+from anabranch.control.policies.recovery_bound import RecoveryBound
+from anabranch.control.settings import ControlConfig, Past
+from anabranch.model.commands import WriteHead
+from anabranch.model.plan import Plan
+
+NEVER_MS = 10**15  # as good as never
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """The ledgers of one run."""
+
+    owners: OwnerLedger
+    slices: SliceLedger
+    checkpoints: CheckpointLedger
+    layouts: LayoutLedger
+    backups: BackupLedger
+
+    @staticmethod
+    def of(plan: Plan, config: ControlConfig, past: Past) -> Ledgers:
+        strategy, bound = config.strategy, None
+        if config.recovery_bound_s is not None:
+            interval_s = config.checkpoint_interval_ms / 1000
+            bound = RecoveryBound(plan, config.recovery_bound_s, interval_s)
+        layouts = {r.placement: past.layouts.get(r.placement, past.groups) for r in past.slices}
+        return Ledgers(
+            OwnerLedger(past.epochs),
+            SliceLedger(
+                config.watermark_delays_us, past.slices, config.idle_timeouts_ms, plan.clocks
+            ),
+            CheckpointLedger(
+                config.checkpoint_interval_ms if strategy.checkpoints else NEVER_MS,
+                past.cut,
+                past.previous,
+            ),
+            LayoutLedger(plan, layouts),
+            BackupLedger(config.backups if strategy.backups else frozenset(), bound),
+        )
+
+    @property
+    def newest_slice(self) -> int:
+        """The newest one that has happened; 0: none has."""
+        return self.slices.newest.number if self.slices.newest else 0
+
+    @property
+    def uncut(self) -> bool:
+        """Are there slices that no checkpoint covers?"""
+        return self.newest_slice > self.checkpoints.cut_slice
+
+    def head(self) -> WriteHead:
+        """What a restart has to know, as of now."""
+        placement, records = self.owners.placement, tuple(self.slices.records)
+        return WriteHead(
+            self.checkpoints.cut,
+            self.checkpoints.previous,
+            records,
+            placement,
+            dict(self.owners.epochs),
+            *self.layouts.journalled(records, placement),
+        )

@@ -1,0 +1,1 @@
+"""How to choose: each policy turns what was measured into a choice, and keeps nothing else."""

@@ -1,0 +1,1 @@
+"""What `anabranch demo` runs."""

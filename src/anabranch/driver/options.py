@@ -1,0 +1,141 @@
+"""How a job is to run: what users may give, wherever they give it, and what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.strategies import STRATEGIES, Strategy
+from anabranch.errors import ConfigError
+from anabranch.model.duration import Duration, parse_duration
+from anabranch.model.given import whole_number
+from anabranch.storage.checkpoint_store import LOCAL, check_url
+
+
+class Given(TypedDict, total=False):
+    """The same as keywords, for the signatures of what takes them."""
+
+    slice: Duration
+    checkpoint_interval: Duration
+    max_rows_per_slice: int | None
+    available_now: bool
+    backups: str | Sequence[str]
+    recovery_bound: Duration | None
+    node_timeout: Duration
+    slice_timeout: Duration | None
+    autoscale: Autoscale | bool
+    parallel_recovery: int
+    drop_state: Sequence[str]
+    state_url: str | None
+    strategy: str | Strategy
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """As users write them, checked when this is made; `Topology.start` says what each means. The
+    properties are what they come to."""
+
+    slice: Duration = "1s"
+    checkpoint_interval: Duration = "10s"
+    max_rows_per_slice: int | None = None
+    available_now: bool = False
+    backups: str | Sequence[str] = "all"
+    recovery_bound: Duration | None = None
+    node_timeout: Duration = "5s"
+    slice_timeout: Duration | None = None
+    autoscale: Autoscale | bool = False
+    parallel_recovery: int = 1
+    drop_state: Sequence[str] = ()
+    state_url: str | None = None
+    strategy: str | Strategy = "ours"
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> RunOptions:
+        """From keywords; refuses those there are not."""
+        known = [f.name for f in fields(RunOptions)]
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+                raise ConfigError(f"there is no option {name!r}; {hint}", option=name)
+        return RunOptions(**given)
+
+    def __post_init__(self) -> None:
+        if self.max_rows_per_slice is not None:
+            whole_number("max_rows_per_slice", self.max_rows_per_slice, ", or None for no limit")
+        whole_number("parallel_recovery", self.parallel_recovery)
+        if not isinstance(self.autoscale, bool | Autoscale):
+            raise ConfigError(
+                f"autoscale is {self.autoscale!r}; give True, False or ab.Autoscale(...)"
+            )
+        if isinstance(self.strategy, str) and self.strategy not in STRATEGIES:
+            raise ConfigError(f"strategy is {self.strategy!r}; there are {', '.join(STRATEGIES)}")
+        if isinstance(self.backups, str) and self.backups not in ("all", "sources"):
+            raise ConfigError(
+                f'backups is {self.backups!r}; give "all", "sources" or a list of operator names'
+            )
+        if isinstance(self.drop_state, str):
+            raise ConfigError(f"drop_state is {self.drop_state!r}; give a list of operator names")
+        if self.state_url is not None:
+            check_url(self.state_url)
+        for option in ("slice", "checkpoint_interval", "node_timeout"):
+            positive_ms(option, getattr(self, option))
+        for option in ("recovery_bound", "slice_timeout"):
+            self._optional_ms(option)
+
+    def _optional_ms(self, option: str) -> int | None:
+        value: Duration | None = getattr(self, option)
+        return None if value is None else positive_ms(option, value)
+
+    @property
+    def slice_interval_ms(self) -> int:
+        return positive_ms("slice", self.slice)
+
+    @property
+    def checkpoint_interval_ms(self) -> int:
+        return positive_ms("checkpoint_interval", self.checkpoint_interval)
+
+    @property
+    def recovery_bound_ms(self) -> int | None:
+        return self._optional_ms("recovery_bound")
+
+    @property
+    def node_timeout_ms(self) -> int:
+        """Silent for so long, a node counts as lost."""
+        return positive_ms("node_timeout", self.node_timeout)
+
+    @property
+    def slice_timeout_ms(self) -> int | None:
+        return self._optional_ms("slice_timeout")
+
+    @property
+    def backing_up(self) -> frozenset[str] | None:
+        """Operators that back up; None: all."""
+        if isinstance(self.backups, str):
+            return None if self.backups == "all" else frozenset()
+        return frozenset(self.backups)
+
+    @property
+    def autoscaling(self) -> Autoscale | None:
+        return Autoscale() if self.autoscale is True else self.autoscale or None
+
+    @property
+    def survival(self) -> Strategy:
+        """How a loss is survived; other systems' ways are for experiments."""
+        return STRATEGIES[self.strategy] if isinstance(self.strategy, str) else self.strategy
+
+    @property
+    def checkpoints(self) -> str:
+        """The place of checkpoint files."""
+        return LOCAL if self.state_url is None else self.state_url.rstrip("/")
+
+
+def positive_ms(option: str, value: Duration) -> int:
+    milliseconds = parse_duration(value) // timedelta(milliseconds=1)
+    if milliseconds < 1:
+        raise ConfigError(f"{option} is {value}; give at least one millisecond")
+    return milliseconds

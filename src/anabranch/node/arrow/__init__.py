@@ -1,0 +1,1 @@
+"""What real nodes carry: Arrow tables, and the kernels that make tables of tables."""

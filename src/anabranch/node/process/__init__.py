@@ -1,0 +1,1 @@
+"""What real nodes run in: a process with its socket, threads and heartbeat."""

@@ -1,0 +1,1 @@
+"""What each operator does with one slice."""

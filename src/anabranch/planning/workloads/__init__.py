@@ -1,0 +1,1 @@
+"""What planners are tried on: topologies and key frequencies."""

@@ -1,0 +1,1 @@
+"""A run as people see it on a terminal: its start, its live view, its summary."""

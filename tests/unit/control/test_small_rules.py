@@ -1,0 +1,183 @@
+"""Rules that only few runs ever need: each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from plays import COUNT, NODES, Play, counting, feed, kinds
+
+from anabranch.control.ledgers.checkpoints import CheckpointLedger
+from anabranch.control.ledgers.watermark import WatermarkTracker
+from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.load import Load
+from anabranch.control.policies.recovery_bound import PLAN_EVERY, RecoveryBound
+from anabranch.control.remarks import BATCHES, _slower
+from anabranch.control.wishes import Wishes
+from anabranch.model.commands import FinishRun, PollNodes, RunSlice
+from anabranch.model.events import (
+    BatchArrived,
+    NodesPolled,
+    ScaleRequested,
+    StopRequested,
+)
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.placement import copied, place
+from anabranch.model.reports import CheckpointWritten, NodeReport, PartitionReport, SourceReport
+from anabranch.model.slices import Feed, SlicePlan
+
+
+def test_time_rests_before_the_first_slice() -> None:
+    play = Play(timed=True)
+    play.start()
+    assert play.controller.ledgers.slices.time_will_rest
+    assert not play.controller.ledgers.slices.time_has_moved
+
+
+# -- the recovery bound ----------------------------------------------------------------------------
+
+
+def test_a_restore_that_took_no_time_says_nothing() -> None:
+    plan = counting()
+    placement = place(plan, NODES, 1, {})
+    bound = RecoveryBound(plan, 5.0, 10.0)
+    large = {COUNT[0]: PartitionReport(2, 1, state_bytes=1_000_000_000)}
+    before = bound._restore_bytes_per_s
+    report = NodeReport(NODES[0], "i", 1, large, restore_s=0.0)
+    bound.recovered(1.0, frozenset(COUNT), 1, [report])
+    assert bound._restore_bytes_per_s == before
+    assert placement.version == 1
+
+
+def test_the_first_placement_is_planned_at_once_and_then_again_and_again() -> None:
+    plan = counting()
+    placement = place(plan, NODES, 1, {})
+    bound = RecoveryBound(plan, 5.0, 10.0)
+    seen = [
+        NodeReport(n, "i", 1, {p: PartitionReport(2, e, cpu_s=0.1, out_bytes=1_000)})
+        for n in placement.nodes
+        for p, e in placement.hosted_by(n).items()
+    ]
+    planned = []
+    for i in range(2 * PLAN_EVERY + 2):
+        bound.observe(seen, 1_000 * (i + 1))
+        if bound.plan(placement) is not None:
+            planned.append(i)
+    # An interval needs two slices; from then on, every so often.
+    assert planned == [1, 1 + PLAN_EVERY, 1 + 2 * PLAN_EVERY]
+
+
+# -- wishes ----------------------------------------------------------------------------------------
+
+
+def test_only_copies_that_are_not_there_are_made_and_it_is_said() -> None:
+    plan = counting()
+    placement = place(plan, NODES, 1, {})
+    change = Wishes(plan, copies=True).change(placement, NODES, {}, {})
+    assert change is not None
+    assert change.copied == set(COUNT)
+    assert change.what == "copies of 2 partitions made"
+    one = {COUNT[0]: copied(placement, NODES, {}).copies[COUNT[0]]}
+    change = Wishes(plan, copies=True).change(replace(placement, copies=one), NODES, {}, {})
+    assert change is not None
+    assert change.copied == {COUNT[1]}
+    assert change.what == "copies of 1 partitions made"
+
+
+# -- an adjustment, a stop, a full disk ------------------------------------------------------------
+
+
+def test_a_node_whose_disk_is_full_is_waited_for() -> None:
+    play = Play(interval=1)
+    play.start()
+    feed(play, 0)
+    (run,) = play.controller.handle(BatchArrived(1, 100))
+    assert isinstance(run, RunSlice)
+    assert run.plan.seal
+    assert play.ran(run, disk_full=True)[-1] == PollNodes()
+    assert play.controller.handle(BatchArrived(2, 150)) == [PollNodes()]
+    play.written(2)
+    after = play.controller.handle(NodesPolled(play.reports(3), 160))
+    assert "RunSlice" in kinds(after)
+
+
+def test_a_stop_that_has_begun_waits_for_nothing_new() -> None:
+    play = Play(interval=1)
+    play.start()
+    feed(play, 0)
+    (run,) = play.controller.handle(StopRequested(100))  # the slice that seals
+    assert isinstance(run, RunSlice)
+    assert run.plan.seal
+    play.ran(run)
+    play.controller.handle(ScaleRequested("count", 3, 110))
+    play.written(2)
+    after = play.controller.handle(NodesPolled(play.reports(3), 120))
+    assert FinishRun() in after
+
+
+# -- load ------------------------------------------------------------------------------------------
+
+
+def test_the_sources_of_one_node_are_all_its_own() -> None:
+    load = Load(5_000)
+    only, a0 = NodeId("1"), PartitionId("a", 0)
+    for number in range(1, 7):
+        plan = SlicePlan(number, Feed.LIVE, number, 1, None, 1_000 * number, 1, False)
+        source = SourceReport(0, 1, {"s": 100}, {}, 0, 0.1)
+        report = NodeReport(
+            only, "i", number, {a0: PartitionReport(number + 1, 1, cpu_s=0.2)},
+            sources=(source,), cpu_s=0.3 * number,
+        )  # fmt: skip
+        load.observe(plan, [report], plan.processing_ms, plan.processing_ms + 400)
+    assert load.measure(6_400)
+    assert load.measured[-1].nodes == pytest.approx({only: 0.4})
+
+
+def test_as_many_partitions_at_least_as_at_most() -> None:
+    assert Autoscale(min_parallelism=3, max_parallelism=3).max_parallelism == 3
+
+
+# -- checkpoints, remarks --------------------------------------------------------------------------
+
+
+def test_whole_is_what_has_a_full_file_of_every_partition() -> None:
+    ledger = CheckpointLedger(1_000, None, None)
+    placement = place(counting(), NODES, 1, {})
+    ledger.installed(COUNT, placement)
+    ledger.sealed(1, placement, 0)
+    first, second = (
+        CheckpointWritten(p, 1, placement.owners[p].epoch, f"{p}@1", True, 1, 0) for p in COUNT
+    )
+    ledger.written([first])
+    assert not ledger.whole
+    ledger.written([second])
+    assert ledger.whole
+
+
+@pytest.mark.parametrize(
+    ("took", "slower"),
+    [
+        ((2.0, 3.0, 4.0), True),
+        ((2.0, 4.0, 3.0), False),  # it has come down again
+        ((3.0, 2.5, 4.5), False),  # it had come down before
+    ],
+)
+def test_slower_and_slower_is_in_every_third(took: tuple[float, ...], slower: bool) -> None:
+    third = BATCHES // 3 + 1
+    assert _slower([t for t in took for _ in range(third)], 1.0) is slower
+
+
+# -- watermarks --------------------------------------------------------------------------------
+
+
+def test_a_source_is_quiet_only_for_as_long_as_it_was_asked() -> None:
+    ledger = WatermarkTracker({"s": 0}, {"s": 100})
+    ledger.look({"s": 1}, 1_000, anew=True)
+    ledger.look({"s": 0}, 1_060, anew=True)
+    assert ledger.quiet_ms == {"s": 60}
+    ledger.look({"s": 0}, 1_500, anew=False)  # from the log: nobody was asked
+    assert ledger.quiet_ms == {"s": 60}
+    ledger.look({"s": 0}, 1_100, anew=True)
+    assert ledger.quiet_ms == {"s": 100}
+    ledger.look({"s": 2}, 1_200, anew=True)
+    assert ledger.quiet_ms == {"s": 0}
