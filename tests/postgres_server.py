@@ -43,7 +43,9 @@ class Server:
             self._as = {"user": "nobody", "group": "nogroup", "extra_groups": []}
             shutil.chown(self.directory, "nobody")
         self._process: subprocess.Popen[bytes] | None = None
-        self.address = f"host={self.directory} user=postgres dbname=postgres"
+        self._address = f"host={self.directory} user=postgres dbname="
+        self.address = f"{self._address}postgres"
+        self._databases = 0
         self._run("initdb", "-D", "data", "-U", "postgres", "-A", "trust", "--no-sync")
         self.start()
 
@@ -89,6 +91,12 @@ class Server:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(60)
             self._process = None
+
+    def renew(self) -> None:
+        """From now on, a database with nothing in it."""
+        self._databases += 1
+        self.query(f"CREATE DATABASE other{self._databases}")
+        self.address = f"{self._address}other{self._databases}"
 
     def remove(self) -> None:
         self.stop()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 import anabranch as ab
+from anabranch.spark.embedded import EmbeddedCluster
 
 PATIENCE_S = 240.0  # until something counts as not happening
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -53,6 +54,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
+
+
+def wait_for_nodes(cluster: EmbeddedCluster, count: int) -> None:
+    """So many executors at least: the test before may have killed some."""
+    try:
+        wait_for(lambda: len(cluster.executors()) >= count)
+    except AssertionError:
+        logs = "\n".join(cluster.tail(name) for name in ("master", *cluster.workers, "driver"))
+        raise AssertionError(f"only {cluster.executors()} of {count} nodes came:\n{logs}") from None
 
 
 def run_to_end(topology: ab.Topology, spark: SparkSession, checkpoint: Path, **options: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from jobs import read_output, stream, wait_for, write_rows
+from jobs import read_output, stream, wait_for, wait_for_nodes, write_rows
 from pyspark.sql import SparkSession
 
 import anabranch as ab
@@ -92,7 +92,7 @@ def outputs(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Outputs:
     root = tmp_path_factory.mktemp("operators")
-    wait_for(lambda: len(cluster.executors()) == 3)
+    wait_for_nodes(cluster, 3)
     run = SparkRun(cluster, spark, root)
     for step in STEPS:
         run.step(step)

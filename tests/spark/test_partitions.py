@@ -17,7 +17,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from jobs import final_values, numbers, read_output, stream, wait_for
+from jobs import final_values, numbers, read_output, stream, wait_for, wait_for_nodes
 from pyspark.sql import SparkSession
 from test_node_kills import Running, disturbed
 
@@ -50,7 +50,7 @@ def processes_of(cluster: EmbeddedCluster, executor: int) -> list[int]:
 def test_a_node_that_was_cut_off_comes_back_and_is_refused(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    wait_for(lambda: len(cluster.executors()) == 3)
+    wait_for_nodes(cluster, 3)
     running = Running(cluster, spark, tmp_path)
     running.slices(2)
     name = cluster.add_node()  # a machine of its own

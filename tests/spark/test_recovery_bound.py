@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import polars as pl
-from jobs import final_values, read_output, stream, wait_for, write_rows
+from jobs import final_values, read_output, stream, wait_for, wait_for_nodes, write_rows
 from pyspark.sql import SparkSession
 
 import anabranch as ab
@@ -36,7 +36,7 @@ class CostlySum(ab.SliceFunction):
 def test_a_lost_node_is_back_about_when_it_was_predicted(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    wait_for(lambda: len(cluster.executors()) == 3)
+    wait_for_nodes(cluster, 3)
     frames: list[pl.DataFrame] = []
 
     def write() -> None:

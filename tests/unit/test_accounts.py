@@ -40,6 +40,7 @@ from anabranch.terminal.meter import Meter
 from anabranch.terminal.running import summarise
 from anabranch.testing import Idle, LocalJob, Lose, Restart
 from anabranch.testing.local import LocalCluster
+from effort import LONG
 
 SLICES = 5
 TWEETS = Tweets(seed=5, rate=10, users=100, topics=30).rows(0, 1_200)
@@ -121,7 +122,7 @@ def add(totals: list[Totals]) -> dict[str, Counter[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", list(EXAMPLES)[:: 1 if LONG else 2])
 def test_it_adds_up(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topology, sources = EXAMPLES[name]
     audited(topology)

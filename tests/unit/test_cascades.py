@@ -271,7 +271,8 @@ def test_a_pair_gives_the_batch_answer_whatever_the_slices(
     rows = input_rows()
     expected = _batch_answer(names, times, rows)
     assert expected
-    for size in (1, 2, 3, 5, 16) if LONG else (2, 16):
+    few = (3, 16)[PAIRS.index((names, times)) % 2]
+    for size in (1, 2, 3, 5, 16) if LONG else (few,):
         assert _streamed(_chain(names, times), _cut(rows, size)) == expected, size
 
 

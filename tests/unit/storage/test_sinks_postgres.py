@@ -39,13 +39,6 @@ ROWS = pa.table({"k": [1, 2], "v": ["a", ""]}, SCHEMA)
 _schemas = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.remove()
-
-
 @pytest.fixture
 def table(server: Server) -> str:
     """The name of a table in a schema of its own."""
