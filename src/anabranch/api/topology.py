@@ -205,8 +205,9 @@ class Topology:
         time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
         process is gone is noticed at once. A slice that takes longer than `slice_timeout` ends the
         run with an error that names the operator that did not return; by default it may take as
-        long as it likes, for after a long stop the first one may be large. With `autoscale`, the
-        job measures its CPU and its slices and chooses the parallelism of its operators, and the
+        long as it likes, for after a long stop the first one may be large. Without any node the
+        run waits for one, no longer than `node_wait` if that is given. With `autoscale`, the job
+        measures its CPU and its slices and chooses the parallelism of its operators, and the
         nodes it asks for, by itself. With a `parallel_recovery` of 2 or more, a lost partition of
         an operator that only sinks read is rebuilt in this number of parts, each on a node of its
         own, until the next checkpoint makes them one.

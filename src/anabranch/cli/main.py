@@ -142,6 +142,10 @@ def run(
     slice_timeout: Annotated[
         str | None, typer.Option(help="A slice that takes longer ends the run.")
     ] = DEFAULTS["slice_timeout"],
+    node_wait: Annotated[
+        str | None,
+        typer.Option(help="Without any node, wait for one no longer than this."),
+    ] = DEFAULTS["node_wait"],
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the job choose its parallelism.")
     ] = DEFAULTS["autoscale"],
@@ -201,6 +205,7 @@ def run(
                 recovery_bound=recovery_bound,
                 node_timeout=node_timeout,
                 slice_timeout=slice_timeout,
+                node_wait=node_wait,
                 autoscale=Autoscale(max_nodes=max_nodes) if autoscale else False,
                 parallel_recovery=parallel_recovery,
                 drop_state=drop_state or (),

@@ -190,6 +190,11 @@ class Cluster(Protocol):
         """Nodes that are there and not ready yet."""
         ...
 
+    @property
+    def wanted(self) -> int | None:
+        """How many nodes there are to be, as far as that is known."""
+        ...
+
     def report_to(self, observer: NodesObserver) -> None:
         """From now on tell of nodes that are lost or join; not in the middle of a call."""
         ...
@@ -208,8 +213,8 @@ class Cluster(Protocol):
         """Give nodes back that have nothing any more."""
         ...
 
-    def await_nodes(self) -> tuple[NodeId, ...]:
-        """Wait for nodes that are ready; raises ClusterError when none comes."""
+    def look_for_nodes(self) -> tuple[NodeId, ...]:
+        """Those that are ready now; raises ClusterError where none will ever be."""
         ...
 
     def forget(self, job: str) -> None:

@@ -6,7 +6,9 @@ One command at a time, each of them only while no newer driver has taken over.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import assert_never
 
 from anabranch.driver import notes
@@ -16,7 +18,7 @@ from anabranch.driver.history import History
 from anabranch.driver.holding import Holding
 from anabranch.driver.showing import Showing
 from anabranch.driver.trimming import trim
-from anabranch.errors import StorageError
+from anabranch.errors import ClusterError, StorageError
 from anabranch.model.commands import (
     AwaitNodes,
     Command,
@@ -54,6 +56,17 @@ from anabranch.storage import source_log
 
 log = logging.getLogger("anabranch")
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
+LOOK_S = 0.05  # between two looks for nodes
+SAY_S = 30.0  # between two warnings that there is none
+AGAIN = "start it again with the same checkpoint directory, nothing committed is lost"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """For nodes: no longer than `limit_s`, if that is given, and not once the job is `stopped`."""
+
+    limit_s: float | None = None
+    stopped: Callable[[], bool] = lambda: False
 
 
 class Effects:
@@ -69,6 +82,7 @@ class Effects:
         history: History,
         checkpoints: str,
         clock: Clock,
+        waiting: Waiting,
         behind: bool = False,
     ) -> None:
         """`checkpoints` is the place of checkpoint files."""
@@ -79,6 +93,7 @@ class Effects:
         self._history = history
         self._checkpoints = checkpoints
         self._clock = clock
+        self._waiting = waiting
         self._behind = ThreadPoolExecutor(1, "anabranch-trim") if behind else None
         self._placement: Placement | None = None  # that nodes were last told of
         self.doing: Command | None = None
@@ -114,6 +129,29 @@ class Effects:
         if self._placement is not None and set(event.nodes) & set(self._placement.nodes):
             self._history.lost(event)
 
+    def await_nodes(self) -> NodesJoined:
+        """Wait until there is a node: as long as may be, and until somebody stops the job."""
+        cluster, clock, waiting = self._cluster, self._clock, self._waiting
+        began_s = clock.seconds()
+        say_s = 0.0  # of the waiting
+        while not (nodes := cluster.look_for_nodes()):
+            waited_s = clock.seconds() - began_s
+            if waiting.limit_s is not None and waited_s > waiting.limit_s:
+                raise ClusterError(f"there was no node for {waiting.limit_s:g} s; {AGAIN}")
+            if waiting.stopped():
+                raise ClusterError(f"the job was stopped while it had no node; {AGAIN}")
+            if waited_s >= say_s:
+                log.warning(
+                    "no node is left: waiting for one%s%s",
+                    f" of {cluster.wanted} that there are to be" if cluster.wanted else "",
+                    f", for {waited_s:.0f} s now; {len(cluster.joining)} are starting"
+                    if waited_s >= 1
+                    else "",
+                )
+                say_s = waited_s + SAY_S
+            clock.pause(LOOK_S)
+        return NodesJoined(nodes, clock.now_ms(), cluster.host_names)
+
     def _execute(self, command: Command) -> Event | None:
         match command:
             case RecoverPartitions():
@@ -145,9 +183,7 @@ class Effects:
                 self._history.decided(command.decision)
                 self._holding.remember(command.memory)
             case AwaitNodes():
-                log.warning("no node is left; waiting for one")
-                nodes = self._cluster.await_nodes()
-                return NodesJoined(nodes, self._clock.now_ms(), self._cluster.host_names)
+                return self.await_nodes()
             case PollNodes():
                 assert self._placement is not None
                 self._clock.pause(POLL_PAUSE_S)

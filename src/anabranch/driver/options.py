@@ -27,6 +27,7 @@ class Given(TypedDict, total=False):
     recovery_bound: Duration | None
     node_timeout: Duration
     slice_timeout: Duration | None
+    node_wait: Duration | None
     autoscale: Autoscale | bool
     parallel_recovery: int
     drop_state: Sequence[str]
@@ -47,6 +48,7 @@ class RunOptions:
     recovery_bound: Duration | None = None
     node_timeout: Duration = "5s"
     slice_timeout: Duration | None = None
+    node_wait: Duration | None = None
     autoscale: Autoscale | bool = False
     parallel_recovery: int = 1
     drop_state: Sequence[str] = ()
@@ -84,7 +86,7 @@ class RunOptions:
             check_url(self.state_url)
         for option in ("slice", "checkpoint_interval", "node_timeout"):
             positive_ms(option, getattr(self, option))
-        for option in ("recovery_bound", "slice_timeout"):
+        for option in ("recovery_bound", "slice_timeout", "node_wait"):
             self._optional_ms(option)
 
     def _optional_ms(self, option: str) -> int | None:
@@ -111,6 +113,11 @@ class RunOptions:
     @property
     def slice_timeout_ms(self) -> int | None:
         return self._optional_ms("slice_timeout")
+
+    @property
+    def node_wait_ms(self) -> int | None:
+        """Without any node, the run waits no longer than this."""
+        return self._optional_ms("node_wait")
 
     @property
     def backing_up(self) -> frozenset[str] | None:

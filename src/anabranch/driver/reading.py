@@ -123,7 +123,7 @@ class Reading:
     def stop(self) -> None:
         """Finish the slice in hand, checkpoint, end. Returns when all is durable and let go of;
         asked for by an observer or a sink, when the run is about to end."""
-        asked = self.run.bring(StopRequested(self.run.clock.now_ms()))
+        asked = self.run.stop()
         if asked and not self._is_essential:
             self._ended.wait()
 

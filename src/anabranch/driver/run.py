@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from anabranch.control.remarks import Remarks
 from anabranch.control.settings import ControlConfig
 from anabranch.driver.clock import Clock
 from anabranch.driver.cluster import Caller, Cluster
-from anabranch.driver.effects import Effects
+from anabranch.driver.effects import Effects, Waiting
 from anabranch.driver.history import History
 from anabranch.driver.holding import Holding
 from anabranch.driver.opening import Opening
@@ -40,6 +41,7 @@ from anabranch.model.events import (
     Event,
     NodesJoined,
     ScaleRequested,
+    StopRequested,
 )
 from anabranch.model.ids import NodeId
 from anabranch.model.plan import Plan
@@ -76,12 +78,14 @@ class RunJob:
     dead_letters: str | None = None
     dropped: Collection[str] = ()  # operators whose state is given up
     validate: bool = False  # check all invariants of the controller after every event
+    node_wait_s: float | None = None  # without any node, wait for one no longer
 
     @staticmethod
     def of(opening: Opening, prepared: Prepared, spec: bytes) -> RunJob:
         """As it was opened and compiled."""
         parts, options, dead = opening.parts, opening.options, prepared.dead_letters
         interval_ms = None if options.available_now else options.slice_interval_ms
+        wait_ms = options.node_wait_ms
         return RunJob(
             store=opening.store,
             identity=prepared.spec.identity,
@@ -97,6 +101,7 @@ class RunJob:
             dead_letters=dead,
             dropped=options.drop_state,
             validate=validates(),
+            node_wait_s=None if wait_ms is None else wait_ms / 1000,
         )
 
 
@@ -119,6 +124,8 @@ class Run:
         self._job = job
         # Called after what was brought, by others than batches, if the run is over then.
         self.when_over: Callable[[], None] = lambda: None
+        self._stop_asked = threading.Event()
+        self._waiting = Waiting(job.node_wait_s, self._stop_asked.is_set)
         self._held: list[Callable[[], object]] = [closing, *(s.close for s in job.sinks.values())]
         try:
             self.holding = holding = Holding(job.store, job.fingerprint, job.dropped)
@@ -158,6 +165,7 @@ class Run:
             self.history,
             self._job.checkpoints,
             self.clock,
+            self._waiting,
             behind,
         )
 
@@ -166,7 +174,7 @@ class Run:
         told = f"restoring slice {newest.number}" if newest else "beginning with slice 1"
         announce(f"handing out the partitions, {told}")
         self.cluster.report_to(self)
-        self.take(self._joined(self.cluster.await_nodes()))
+        self.take(self.effects.await_nodes())
 
     # -- events --------------------------------------------------------------------------------
 
@@ -210,6 +218,11 @@ class Run:
         return NodesJoined(nodes, self.clock.now_ms(), self.cluster.host_names)
 
     # -- requests ------------------------------------------------------------------------------
+
+    def stop(self) -> bool:
+        """Ask for a graceful end, also of a wait for nodes; has the request been handled?"""
+        self._stop_asked.set()
+        return self.bring(StopRequested(self.clock.now_ms()))
 
     def scale(self, operator: str, parallelism: int) -> None:
         """Ask for another parallelism; AdjustmentError says why not."""

@@ -220,6 +220,10 @@ class SimCluster:
     def joining(self) -> tuple[NodeId, ...]:
         return ()
 
+    @property
+    def wanted(self) -> int:
+        return len(self.machines)
+
     def report_to(self, observer: NodesObserver) -> None:
         """Drivers ask (`SimDriver._hear`)."""
 
@@ -241,8 +245,8 @@ class SimCluster:
             if node in self.ready:
                 self.ready.remove(node)
 
-    def await_nodes(self) -> tuple[NodeId, ...]:
-        while not self.ready:
+    def look_for_nodes(self) -> tuple[NodeId, ...]:
+        if not self.ready:
             self.step("await")
             if self.world.chance(0.2):
                 self.join()

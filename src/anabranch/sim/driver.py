@@ -277,6 +277,7 @@ class SimRun(Run):
             self.history,
             self._job.checkpoints,
             self.clock,
+            self._waiting,
             behind,
             driver=self._driver,
         )
@@ -289,5 +290,5 @@ class SimRun(Run):
     def _hand_out(self) -> None:
         driver = self._driver
         driver.cluster.step("start")
-        driver.joined(driver.cluster.await_nodes())
+        driver.joined(self.effects.await_nodes().nodes)
         super()._hand_out()

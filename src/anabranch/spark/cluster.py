@@ -113,6 +113,10 @@ class SparkCluster:
     def joining(self) -> tuple[NodeId, ...]:
         return self.watch.joining
 
+    @property
+    def wanted(self) -> int:
+        return self.watch.wanted
+
     def report_to(self, observer: NodesObserver) -> None:
         self.watch.start(observer)
 
@@ -122,8 +126,8 @@ class SparkCluster:
     def release(self, nodes: tuple[NodeId, ...]) -> None:
         self.watch.release(nodes)
 
-    def await_nodes(self) -> tuple[NodeId, ...]:
-        return self.watch.await_nodes()
+    def look_for_nodes(self) -> tuple[NodeId, ...]:
+        return self.watch.ready
 
     def forget(self, job: str) -> None:
         """The job has ended: let the node processes drop its state."""
@@ -190,7 +194,7 @@ class SparkCluster:
             upstream = len(nodes)
         self._sc.setJobDescription(what)
         answers = self._collect(frames, nodes, stages.tasks, limit)
-        return Ran(stages.tasks, tuple(_load(frame) for frame in answers))
+        return Ran(stages.tasks, tuple(pickle.loads(frame) for frame in answers))
 
     def _limit(self, what: str, slices: int) -> Limit | None:
         if self._slice_timeout_s is None or not slices:
@@ -294,7 +298,7 @@ class SparkCluster:
 
     @staticmethod
     def _answers(frames: list[bytes]) -> list[Any]:
-        answers = [_load(frame) for frame in frames]
+        answers = [pickle.loads(frame) for frame in frames]
         for answer in answers:
             if isinstance(answer, AnabranchError):
                 raise answer
@@ -394,7 +398,3 @@ class SparkCluster:
 
 def _dump(value: Any) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def _load(frame: bytes) -> Any:
-    return pickle.loads(frame)

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 
 from anabranch.driver.cluster import NodesObserver
 from anabranch.driver.heartbeats import Beat, Heartbeats
-from anabranch.errors import ClusterError
 from anabranch.model.ids import NodeId
 from anabranch.spark.embedded import make_room
 from anabranch.spark.session import executors
@@ -29,7 +28,6 @@ from anabranch.spark.session import executors
 log = logging.getLogger("anabranch")
 LOOK_S = 0.05  # a look at the driver's list of executors takes less than a millisecond
 SETTLE_S = 2.0  # a job failed: so long until Spark must have noticed that an executor is gone
-AWAIT_NODES_S = 300.0
 END_S = 10.0  # a process that was told to end does so with its next beat
 
 
@@ -83,7 +81,7 @@ class NodeWatch:
         self._here: set[str] = set(self.ready)  # Spark's list at the last look
         # Executors that Spark is to have, those among them that it is about to replace: its list
         # of the moment would forget them.
-        self._wanted = len(self._here)
+        self.wanted = len(self._here)
 
     def start(self, observer: NodesObserver) -> None:
         threading.Thread(
@@ -109,19 +107,6 @@ class NodeWatch:
         known = {*self.ready, *self.lost}
         return tuple(NodeId(n) for n in sorted(self._here) if n not in known)
 
-    def await_nodes(self) -> tuple[NodeId, ...]:
-        """Nodes that have joined and are warm; ClusterError when none comes."""
-        deadline = time.monotonic() + AWAIT_NODES_S
-        while not self.ready:
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"all nodes were lost and no new one joined within {AWAIT_NODES_S:.0f} s; "
-                    "start the job again with the same checkpoint directory, nothing committed "
-                    "is lost"
-                )
-            time.sleep(LOOK_S)
-        return self.ready
-
     @property
     def hosts(self) -> dict[NodeId, str]:
         """The machine of every node there ever was."""
@@ -130,9 +115,9 @@ class NodeWatch:
     def request(self, count: int) -> None:
         """Ask Spark's cluster manager for more executors; they join when it has room."""
         with self._lock:
-            self._wanted += count
-        make_room(self._spark, self._wanted)
-        self._ask_for(self._wanted)
+            self.wanted += count
+        make_room(self._spark, self.wanted)
+        self._ask_for(self.wanted)
 
     def _ask_for(self, total: int) -> None:
         nowhere = self._sc._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(
@@ -143,11 +128,11 @@ class NodeWatch:
     def release(self, nodes: tuple[NodeId, ...]) -> None:
         """Give executors back to Spark's cluster manager, which is not to replace them."""
         # Without this Spark would take the number it wants for 0, and replace no lost one either.
-        self._ask_for(self._wanted)
+        self._ask_for(self.wanted)
         for node in nodes:
             self._declare_lost(node, "it was released")
             with self._lock:
-                self._wanted -= 1
+                self.wanted -= 1
             self._sc._jsc.sc().killExecutor(node)  # Spark lowers its number itself
 
     @contextlib.contextmanager
@@ -198,7 +183,7 @@ class NodeWatch:
         here = executors(self._spark)
         self._here = set(here)
         with self._lock:
-            self._wanted = max(self._wanted, len(self._here - self.lost.keys()))
+            self.wanted = max(self.wanted, len(self._here - self.lost.keys()))
         gone = {
             n: "its executor is gone"
             for n in self._locations

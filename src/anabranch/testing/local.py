@@ -45,6 +45,7 @@ class LocalCluster:
 
     pulse = None
     joining = ()
+    wanted = None
 
     def __init__(self, count: int, load: Callable[[bytes], Any]) -> None:
         """`load` makes the job from what the driver sends."""
@@ -101,7 +102,7 @@ class LocalCluster:
         for node in nodes:
             self.hosts.pop(node).close()
 
-    def await_nodes(self) -> tuple[NodeId, ...]:
+    def look_for_nodes(self) -> tuple[NodeId, ...]:
         if not self.hosts:
             raise ClusterError("no node is left")
         return self.nodes

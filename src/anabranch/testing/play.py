@@ -258,7 +258,9 @@ class LocalJob:
 def _fit(given: Given) -> RunOptions:
     """Options, unless they mean nothing here."""
     options = RunOptions.of(given)
-    strange = [o for o in ("available_now", "node_timeout", "slice_timeout") if o in given]
+    strange = [
+        o for o in ("available_now", "node_timeout", "node_wait", "slice_timeout") if o in given
+    ]
     if strange:
         raise ConfigError(
             f"{strange[0]} is about a cluster and the sources it reads, which a test in this "
