@@ -146,10 +146,12 @@ class Rebuild(Machine[RebuildState]):
         if strategy.behind_scaling:
             before, placement = placement, self._look_behind_scaling(placement, nodes)
             begun = begun if placement is before else frozenset()
+        costs = self._ledgers.costs.of(placement)
         if self._config.parallel_recovery > 1:
+            costs = {}  # every part is to have a node of its own
             ways = min(self._config.parallel_recovery, len(nodes))
             placement = self._divide(placement, self.lost - begun, ways)
-        placement = reassign(placement, self.lost - begun, nodes, owners.hosts)
+        placement = reassign(placement, self.lost - begun, nodes, owners.hosts, costs)
         return self.begin(self.lost, placement, cause, begun=begun)
 
     def _going_on(

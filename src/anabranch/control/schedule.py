@@ -26,7 +26,12 @@ from anabranch.model.commands import (
     WriteSlice,
 )
 from anabranch.model.events import BatchArrived, SliceRan
+from anabranch.model.placement import Placement
 from anabranch.model.slices import Feed, SlicePlan, SliceRecord, Writes
+
+# A batch that would take longer is cut into slices.
+LONG_S = 5.0
+LONG_INTERVALS = 5  # … than this, and than this number of intervals
 
 
 class SliceState(Enum):
@@ -209,12 +214,22 @@ class Schedule(Machine[SliceState]):
 
     def _run(self, plan: SlicePlan) -> list[Command]:
         placement = self._ledgers.owners.placement
-        self.slice = replace(plan, placement=placement.version)
+        plan = replace(plan, placement=placement.version)
+        if plan.feed is Feed.LIVE:
+            plan = replace(plan, max_rows=self._rows_in_time(placement))
+        self.slice = plan
         self._to(SliceState.RUNNING, f"slice {plan.number}")
         backups = self._ledgers.backups.chosen(placement)
         live = self.waiting_batch if plan.feed is Feed.LIVE else None
         rows = live.rows if live is not None else None
         return [RunSlice(self.slice, self._ledgers.checkpoints.replay_from - 1, backups, rows)]
+
+    def _rows_in_time(self, placement: Placement) -> int | None:
+        """The most that a slice may have: losses, arrivals and requests wait for its end, and a
+        batch that has piled up behind a loss is large. None: as many as there are."""
+        limit_s = max(LONG_S, LONG_INTERVALS * self._config.slice_interval_ms / 1000)
+        row_s = self._ledgers.costs.slice_s(placement, 1)
+        return max(1, int(limit_s / row_s)) if row_s else None
 
     # -- what became of it -----------------------------------------------------------------------
 

@@ -79,11 +79,15 @@ class SliceJob:
         """With as many source tasks as a live batch has; the log knows its own number."""
         by, plan, nodes = self.caller, self.plan, self.nodes
         tasks = {Feed.LIVE: live_tasks, Feed.LOG: plan.source_tasks, Feed.NONE: 0}[plan.feed]
-        source = SourceRequest(by.run, nodes, self.placement, plan, tasks, by.sources, by.schema)
+        source = SourceRequest(
+            by.generation, nodes, self.placement, plan, tasks, by.sources, by.schema
+        )
         told = (self.confirmed, self.command.trim, self.command.backups)
         waves = tuple(
             tuple(
-                WaveRequest(by.job, by.run, n, nodes, plan, tasks, depth, depth == by.waves, *told)
+                WaveRequest(
+                    by.job, by.generation, n, nodes, plan, tasks, depth, depth == by.waves, *told
+                )
                 for n in nodes
             )
             for depth in range(1, by.waves + 1)
@@ -114,7 +118,7 @@ class RecoveryJob:
                     spec=by.spec if depth == 1 else None,
                     driver=by.driver,
                     pulse=by.pulse,
-                    run=by.run,
+                    generation=by.generation,
                     node=node,
                     nodes=nodes,
                     plan=plan,
@@ -125,7 +129,7 @@ class RecoveryJob:
             )
             for depth in range(1, by.waves + 1)
         )
-        return Stages(nodes, tasks, ReplayRequest(by.run, nodes, plan, tasks), waves)
+        return Stages(nodes, tasks, ReplayRequest(by.generation, nodes, plan, tasks), waves)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Caller:
 
     job: str  # its checkpoint directory
     spec: bytes  # the job, as nodes load it
-    run: int  # the driver's generation
+    generation: int  # the driver's
     driver: str  # unique: a new job on a directory that was deleted counts from 1 again
     waves: int
     sources: tuple[str, ...]  # in the order of a batch's columns
@@ -150,10 +154,10 @@ class Caller:
     def preparation(self, plan: RecoveryPlan) -> list[PrepareRequest]:
         """One for every node of the plan."""
         nodes = plan.placement.nodes
-        return [PrepareRequest(self.job, self.spec, self.run, n, plan) for n in nodes]
+        return [PrepareRequest(self.job, self.spec, self.generation, n, plan) for n in nodes]
 
     def poll(self, nodes: Sequence[NodeId]) -> list[PollRequest]:
-        return [PollRequest(self.job, self.run, n) for n in nodes]
+        return [PollRequest(self.job, self.generation, n) for n in nodes]
 
 
 @dataclass(frozen=True)

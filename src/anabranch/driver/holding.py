@@ -36,7 +36,7 @@ class Holding:
         self._generation = Generation.claim(
             store, before_claim[0].generation if before_claim else 0
         )
-        self.run = self._generation.number
+        self.generation = self._generation.number
         try:
             self.past = self._resume(dropped)
         except BaseException:
@@ -45,7 +45,7 @@ class Holding:
         self.confirmed = self.past.slices[-1].number if self.past.slices else 0  # newest journalled
 
     def _resume(self, dropped: Collection[str]) -> Past:
-        past = Past(generation=self.run)
+        past = Past(generation=self.generation)
         found = self._journal.read()  # once more: nothing that is written from here on counts
         if found is not None:
             head, slices = continue_from(self.store, *found, self._fingerprint, dropped)
@@ -60,13 +60,15 @@ class Holding:
                 layouts=head.layouts,
                 rescaled=frozenset(c for c in declared if before.get(c) != declared[c]),
                 placement_version=head.placement_version,
-                generation=self.run,
+                generation=self.generation,
                 autoscaler=self._autoscaler_memory(),
             )
             # From here on an older driver's journal is not read by anybody, whatever becomes of
             # this one; only now may sinks and storage be touched.
             read, after = found
-            self._journal.begin(replace(read, generation=self.run, slices=(*read.slices, *after)))
+            self._journal.begin(
+                replace(read, generation=self.generation, slices=(*read.slices, *after))
+            )
         with self.as_owner():
             self._generation.clean_up()
         return past
@@ -100,7 +102,7 @@ class Holding:
         """Begin a new segment of the journal."""
         self._journal.begin(
             Head(
-                generation=self.run,
+                generation=self.generation,
                 fingerprint=self._fingerprint,
                 cut=command.cut,
                 previous=command.previous,
@@ -114,7 +116,7 @@ class Holding:
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """What the autoscaler knows, for the next run."""
-        notes.remember(self.store, self.run, memory)
+        notes.remember(self.store, self.generation, memory)
 
     def close(self) -> None:
         self._journal.close()

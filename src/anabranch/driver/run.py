@@ -140,7 +140,7 @@ class Run:
             self.caller = Caller(
                 job=job.store.where(),
                 spec=job.spec,
-                run=holding.run,
+                generation=holding.generation,
                 driver=uuid.uuid4().hex,
                 waves=job.plan.waves,
                 sources=job.sources,

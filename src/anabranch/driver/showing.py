@@ -35,7 +35,7 @@ class Showing:
             if newest is not None:
                 refuse_lost_slice(newest, self._sinks, self._holding.store)
             for sink in self._sinks.values():
-                sink.take_over(job, self._holding.run, newest.number if newest else 0)
+                sink.take_over(job, self._holding.generation, newest.number if newest else 0)
             if newest is not None:
                 self.show(newest, ())
             for sink in self._sinks.values():
@@ -50,7 +50,9 @@ class Showing:
             mine = [s for s in staged if s.sink == name]
             if name == self._dead_letters and refused:
                 rows = pa.concat_tables(refused.values())
-                mine.append(sink.stage(name, rows, record.number, self._holding.run, "driver"))
+                mine.append(
+                    sink.stage(name, rows, record.number, self._holding.generation, "driver")
+                )
             self._holding.check()
             letters = _shown(sink, name, record.number, record.staged.get(name, []), mine)
             if letters is not None:

@@ -15,6 +15,7 @@ from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.plan import Plan
 
 Layout = Mapping[str, tuple[int, ...]]  # per chain, the partition of every key group
+PARTS = 4  # of the mean cost of a partition: what is nearer to each other counts as the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,24 @@ def _nodes_of(
 
 
 class _Loads:
-    """How many partitions every node has, while others are being placed."""
+    """What every node has, while partitions are being placed: their number or, where it is known
+    what each costs, their cost."""
 
-    def __init__(self, nodes: Sequence[NodeId], hosts: Mapping[NodeId, str]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[NodeId],
+        hosts: Mapping[NodeId, str],
+        costs: Mapping[PartitionId, float] | None = None,
+    ) -> None:
         self._nodes, self._hosts = nodes, hosts
         self._count: dict[tuple[str, str], int] = {}
+        self._costs = dict(costs or {})
+        self._unit = (sum(self._costs.values()) / len(self._costs) if self._costs else 0) / PARTS
+
+    def cost(self, partition: PartitionId) -> int:
+        if not self._unit:
+            return 1
+        return max(1, round(self._costs.get(partition, PARTS * self._unit) / self._unit))
 
     def total(self, node: NodeId) -> int:
         return self._count.get((node, ""), 0)
@@ -111,18 +125,18 @@ class _Loads:
         return self._count.get((node, chain), 0)
 
     def add(self, partition: PartitionId, node: NodeId, by: int = 1) -> None:
+        by *= self.cost(partition)
         for key in ((node, ""), (node, partition.chain), (self._host(node), partition.chain)):
             self._count[key] = self._count.get(key, 0) + by
 
     def best(self, partition: PartitionId) -> NodeId:
-        """Fewest partitions of the same chain first, on the host and then on the node, then
-        fewest at all."""
+        """Least of the same chain first, on the node and then on its host, then least at all."""
         chain = partition.chain
         return min(
             self._nodes,
             key=lambda n: (
-                self._count.get((self._host(n), chain), 0),
                 self.of_chain(n, chain),
+                self._count.get((self._host(n), chain), 0),
                 self.total(n),
             ),
         )
@@ -136,15 +150,16 @@ def reassign(
     lost: Iterable[PartitionId],
     nodes: Sequence[NodeId],
     hosts: Mapping[NodeId, str] | None = None,
+    costs: Mapping[PartitionId, float] | None = None,
 ) -> Placement:
-    """Give lost partitions new owners among `nodes`, the others stay. Every lost partition's
-    epoch rises."""
+    """Give lost partitions new owners among `nodes`, the others stay: the dearest first, where
+    least is. Every lost partition's epoch rises."""
     gone = frozenset(lost)
     owners = {p: o for p, o in placement.owners.items() if p not in gone}
-    loads = _Loads(nodes, hosts or {})
+    loads = _Loads(nodes, hosts or {}, costs)
     for partition, owner in owners.items():
         loads.add(partition, owner.node)
-    for partition in sorted(gone):
+    for partition in sorted(gone, key=lambda p: (-loads.cost(p), p)):
         node = loads.best(partition)
         owners[partition] = Ownership(node, placement.owners[partition].epoch + 1)
         loads.add(partition, node)

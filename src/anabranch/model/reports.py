@@ -16,6 +16,7 @@ class PartitionReport:
     epoch: int
     rows_in: int = 0
     cpu_s: float = 0.0
+    busy_s: float = 0.0  # that passed while it computed, whether the CPU was busy or not
     packet_bytes: int = 0
     state_rows: int = 0
     state_bytes: int = 0

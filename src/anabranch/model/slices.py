@@ -45,6 +45,7 @@ class SlicePlan:
     without_log: tuple[int, ...] | None = ()
     # Of operators behind others that emit when time passes; all others have `watermark_us`.
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
+    max_rows: int | None = None  # a live batch with more is cut into slices; None: none is
 
 
 @dataclass(frozen=True, slots=True)

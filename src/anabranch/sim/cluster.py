@@ -246,7 +246,7 @@ class SimCluster:
                 self.ready.remove(node)
 
     def look_for_nodes(self) -> tuple[NodeId, ...]:
-        if not self.ready:
+        while not self.ready:  # here, where less time passes than between two looks of a run
             self.step("await")
             if self.world.chance(0.2):
                 self.join()

@@ -97,8 +97,8 @@ class Disk:
 
     def logged(self, record: SliceRecord, task: int) -> int | None:
         """Which of the shares that source tasks read is the one in the log."""
-        slice_no, run, attempt = record.number, record.generation, record.attempt
-        name = f"source-log/{slice_no:012d}-{run}-{attempt}/{task:05d}.log"
+        slice_no, generation, attempt = record.number, record.generation, record.attempt
+        name = f"source-log/{slice_no:012d}-{generation}-{attempt}/{task:05d}.log"
         found = _SHARE.search(self.store.files.get(name, b""))
         return int(found[1]) if found else None
 

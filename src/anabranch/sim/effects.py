@@ -69,7 +69,7 @@ class SimEffects(Effects):
     def _segment(self) -> str | None:
         """The newest of the journal, if it is this driver's."""
         journal = self._disk.journal
-        mine = journal and journal.name.startswith(f"journal/{self._holding.run}-")
+        mine = journal and journal.name.startswith(f"journal/{self._holding.generation}-")
         return journal.name if journal and mine else None
 
     def _before(self, command: Command) -> None:

@@ -50,6 +50,7 @@ class SimState:
         self._chain = job.chains[partition.chain]
         self._store = job.store
         self._raises = job.raises
+        self._row_s = job.workload.row_s
         self._groups = job.workload.plan.graph.key_groups
         self._open: set[int] = set()
         self._changed: set[int] = set()
@@ -83,6 +84,7 @@ class SimState:
                 0,
                 rows_in=sum(len(p) for ps in packets.values() for p in ps),
                 cpu_s=0.002 * len(rows),
+                busy_s=self._row_s * len(rows),
                 state_rows=len(hashes),
                 state_bytes=100_000 * len(hashes),
                 out_bytes=len(rows),
@@ -179,8 +181,8 @@ class SimJob:
                 packets[home][index] = (*packets[home].get(index, ()), (key, value))
         return [packets[n] or None for n in route.nodes]
 
-    def stage(self, sink: str, rows: Rows, slice_no: int, run: int, writer: str) -> Staged:
-        return self.sinks[sink].stage(sink, rows, slice_no, run, writer)
+    def stage(self, sink: str, rows: Rows, slice_no: int, generation: int, writer: str) -> Staged:
+        return self.sinks[sink].stage(sink, rows, slice_no, generation, writer)
 
     def write_checkpoint(self, sealed: Sealed) -> tuple[str, int]:
         what = (sealed.partition, sealed.slice, sealed.epoch)
@@ -198,7 +200,7 @@ class SimJob:
         if self.workload.fickle:
             more = FICKLE * (len(self.read) + 1)
             batch = {s: tuple((k, v + more, t) for k, v, t in r) for s, r in batch.items()}
-        chunks = self.workload.chunks(batch, request.tasks)
+        chunks = self.workload.chunks(batch, request.tasks, request.plan.max_rows)
         return [self._share(chunk, len(chunks)) for chunk in chunks]
 
     def _share(self, raw: RawShare, chunks: int) -> Share[Rows]:

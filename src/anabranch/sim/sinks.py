@@ -55,11 +55,11 @@ class SimSink(StagedSink):
         return None if self._target.forgets else self._target.held
 
     def _claim(self, newest: int) -> Held:
-        self._target.owner = max(self._target.owner, self._run)
+        self._target.owner = max(self._target.owner, self._generation)
         return Held("a function") if self._target.forgets else self._target.held
 
-    def stage(self, name: str, table: Any, slice_no: int, run: int, writer: str) -> Staged:
-        path = self._attempt(slice_no, run, writer)
+    def stage(self, name: str, table: Any, slice_no: int, generation: int, writer: str) -> Staged:
+        path = self._attempt(slice_no, generation, writer)
         if self.home.store.create(str(path), [encode(table)]) is None:
             raise StorageError(f"{path} is there already")
         return Staged(name, writer, len(table), path=self._journalled(path))
@@ -75,7 +75,7 @@ class SimSink(StagedSink):
             writer = path.name.partition(".")[0]
             rows[writer] = (*rows.get(writer, ()), *decode(data))
         self._still_mine()
-        if target.owner > self._run and not target.forgets:
+        if target.owner > self._generation and not target.forgets:
             raise StorageError(f"{self._place()} belongs to a newer driver")
         target.on_moment(target.sink)
         target.function(target.sink)

@@ -43,8 +43,7 @@ def _twice(
     def visit() -> None:
         theirs.extend(run_source_task(cluster.carried, request, task, other, lambda: 0.0))
 
-    moments = 4 * len(cluster.job.chunks(share, request.tasks))
-    with cluster.weather.visited_after(dice.randrange(moments), visit):
+    with cluster.weather.visited_after(dice.randrange(_moments(cluster, request, share)), visit):
         mine = run_source_task(cluster.carried, request, task, share, lambda: 0.0)
     failed = [p for p in (*mine, *theirs) if p.facts is not None and p.facts.failures]
     if theirs and not failed and [p.bundles for p in theirs] != [p.bundles for p in mine]:
@@ -62,8 +61,13 @@ def source_call(cluster: SimCluster, request: SourceRequest, task: int, share: R
     def half() -> None:
         """Its machine dies between any two of its writes."""
         if request.plan.feed is Feed.LIVE and cluster.world.chance(0.5):
-            moments = 4 * len(cluster.job.chunks(share, request.tasks))  # of what it writes
-            with cluster.weather.killed_after(cluster.world.dice.randrange(moments)):
+            moment = cluster.world.dice.randrange(_moments(cluster, request, share))
+            with cluster.weather.killed_after(moment):
                 work()
 
     return Call(f"source task {task} of slice {request.plan.number}", None, work, half)
+
+
+def _moments(cluster: SimCluster, request: SourceRequest, share: RawShare) -> int:
+    """Between any two writes of a source task's log."""
+    return 4 * len(cluster.job.chunks(share, request.tasks, request.plan.max_rows))

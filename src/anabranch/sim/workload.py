@@ -96,14 +96,22 @@ class Workload:
                 dice.choice(tasks)[source].append(row)
         return [{s: tuple(rows) for s, rows in task.items()} for task in tasks]
 
-    def chunks(self, share: RawShare, tasks: int) -> list[RawShare]:
+    def chunks(self, share: RawShare, tasks: int, max_rows: int | None) -> list[RawShare]:
         """A source task's share, cut into slices."""
         longest = max(len(rows) for rows in share.values())
         limit = longest or 1
-        if self.max_rows_per_slice is not None:
-            limit = max(1, self.max_rows_per_slice // max(1, tasks * len(share)))
+        most = None if max_rows is None else max_rows // self.row_weight
+        limits = [n for n in (self.max_rows_per_slice, most) if n is not None]
+        if limits:
+            limit = max(1, min(limits) // max(1, tasks * len(share)))
         starts = range(0, max(1, longest), limit)
         return [{s: rows[i : i + limit] for s, rows in share.items()} for i in starts]
+
+    @property
+    def row_s(self) -> float:
+        """For this long a row keeps a node busy, in the nodes' own reports: time goes on without
+        it, but a batch is cut into slices."""
+        return 0.5 if self.seed % 4 == 1 else 0.0
 
     @cached_property
     def sources(self) -> tuple[str, ...]:

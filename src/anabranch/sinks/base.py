@@ -76,9 +76,9 @@ class Sink:
         """The rows that must not be staged, where the sink puts them aside."""
         return []
 
-    def take_over(self, job: Identity, run: int, newest: int) -> None:
-        """At a start, on the driver, before anything is exposed or removed. `run` is this driver's
-        generation, `newest` the slice with which the job's journal ends (0: a new one).
+    def take_over(self, job: Identity, generation: int, newest: int) -> None:
+        """At a start, on the driver, before anything is exposed or removed. `generation` is this
+        driver's, `newest` the slice with which the job's journal ends (0: a new one).
 
         Refuses a target that holds another job's slices, or later ones of this job than its
         journal knows. No other driver on the job's checkpoint directory ever has the same
@@ -87,8 +87,10 @@ class Sink:
         what it does late must change nothing, nor remove what this one has staged.
         """
 
-    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
-        """Put rows aside; runs on nodes and in source tasks. `run` is the driver's generation."""
+    def stage(
+        self, name: str, table: pa.Table, slice_no: int, generation: int, writer: str
+    ) -> Staged:
+        """Put rows aside; runs on nodes and in source tasks. `generation` is the driver's."""
         raise NotImplementedError
 
     def expose(

@@ -107,7 +107,7 @@ class Delta(StagedSink):
                         table.schema(),
                         table.metadata().partition_columns,
                         commit_properties=self._marked(
-                            job=self._job.number, generation=self._run, format=FORMAT
+                            job=self._job.number, generation=self._generation, format=FORMAT
                         ),
                     )
                     return held
@@ -119,12 +119,13 @@ class Delta(StagedSink):
     def _held(self, table: Any) -> Held:
         """What the table has of this sink; refused if another job or a newer driver wrote it."""
         held, generation = self._recorded(table), self._number(table, "/generation")
-        if generation is not None and generation > self._run:
+        if generation is not None and generation > self._generation:
             raise CheckpointLockedError(
                 f"a newer driver of this job (generation {generation}) writes to {self._place()} "
-                f"than this one (generation {self._run}), which ends; look for who started it",
+                f"than this one (generation {self._generation}), which ends; look for who "
+                "started it",
                 path=self.path,
-                generation=self._run,
+                generation=self._generation,
             )
         return held
 
@@ -175,7 +176,7 @@ class Delta(StagedSink):
                     pa.RecordBatchReader.from_batches(schema, batches),
                     mode="append",
                     commit_properties=self._marked(
-                        slice=slice_no, generation=self._run, exposure=int(exposure, 16)
+                        slice=slice_no, generation=self._generation, exposure=int(exposure, 16)
                     ),
                 )
             except deltalake.exceptions.CommitFailedError:

@@ -35,7 +35,9 @@ class Memory(Sink):
     def check(self, schema: pa.Schema) -> None:
         self._schema = schema
 
-    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
+    def stage(
+        self, name: str, table: pa.Table, slice_no: int, generation: int, writer: str
+    ) -> Staged:
         return _inline(name, table, writer)
 
     def expose(self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]) -> None:
@@ -62,7 +64,9 @@ class Console(Sink):
     limit: int = 20
     write: Callable[[str], None] = print
 
-    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
+    def stage(
+        self, name: str, table: pa.Table, slice_no: int, generation: int, writer: str
+    ) -> Staged:
         return _inline(name, table, writer)
 
     def expose(self, slice_no: int, files: Iterable[str], staged: Iterable[Staged]) -> None:

@@ -66,7 +66,7 @@ def read_note(store: Store, sink: str) -> Note | None:
         ) from e
 
 
-def write_note(store: Store, sink: str, run: int, note: Note) -> None:
+def write_note(store: Store, sink: str, generation: int, note: Note) -> None:
     text = json.dumps(
         {
             "format": FORMAT,
@@ -75,13 +75,13 @@ def write_note(store: Store, sink: str, run: int, note: Note) -> None:
             "exposure": note.exposure,
         }
     )
-    store.put(f"{DIRECTORY}/{sink}/{run}", [text.encode()], sync=False)
+    store.put(f"{DIRECTORY}/{sink}/{generation}", [text.encode()], sync=False)
 
 
-def forget_older(store: Store, sink: str, run: int) -> None:
+def forget_older(store: Store, sink: str, generation: int) -> None:
     """Remove what earlier generations noted, and what a crash left of their writing."""
     for name in store.names(f"{DIRECTORY}/{sink}"):
-        earlier = name.isascii() and name.isdigit() and int(name) < run
+        earlier = name.isascii() and name.isdigit() and int(name) < generation
         if earlier or (name.startswith(".") and name.endswith(".tmp")):
             store.delete(f"{DIRECTORY}/{sink}/{name}")
     store.delete(f"{OLD}/{sink}")

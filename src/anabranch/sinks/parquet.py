@@ -148,7 +148,7 @@ class Parquet(StagedSink):
         """A directory with links to the files under the names they will have. No task writes to
         it: an attempt that does not count may still add files beside those that do."""
         for place in self._places():
-            ready = place / f"{slice_no}-{self._run}.ready"
+            ready = place / f"{slice_no}-{self._generation}.ready"
             shutil.rmtree(ready, ignore_errors=True)
             ready.mkdir(parents=True)
             try:

@@ -103,9 +103,11 @@ class Postgres(StagedSink):
             )
         self._schema = schema
 
-    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
+    def stage(
+        self, name: str, table: pa.Table, slice_no: int, generation: int, writer: str
+    ) -> Staged:
         refuse_values(table, name)
-        return super().stage(name, table, slice_no, run, writer)
+        return super().stage(name, table, slice_no, generation, writer)
 
     def refused(self, table: pa.Table) -> list[Refused]:
         return unfit_rows(table)
@@ -144,7 +146,7 @@ class Postgres(StagedSink):
                 self._refuse_behind(held, newest)
                 connection.execute(
                     self._sql("UPDATE {sinks} SET generation = %s WHERE " + _ROW),
-                    [self._run, self.home.app_id, self._table_name],
+                    [self._generation, self.home.app_id, self._table_name],
                 )
         return held
 
@@ -153,12 +155,13 @@ class Postgres(StagedSink):
         or never counts. Refused if another job or a newer driver wrote it."""
         row = self._row(connection, "FOR UPDATE")
         held, generation = self._recorded(row), row[1]
-        if generation > self._run:
+        if generation > self._generation:
             raise CheckpointLockedError(
                 f"a newer driver of this job (generation {generation}) writes to {self._place()} "
-                f"than this one (generation {self._run}), which ends; look for who started it",
+                f"than this one (generation {self._generation}), which ends; look for who "
+                "started it",
                 table=self.table,
-                generation=self._run,
+                generation=self._generation,
             )
         return held
 

@@ -116,8 +116,8 @@ class StagedSink(Sink):
         if held is not None:
             self._refuse_behind(held, newest)
 
-    def take_over(self, job: Identity, run: int, newest: int) -> None:
-        self._job, self._run = job, run
+    def take_over(self, job: Identity, generation: int, newest: int) -> None:
+        self._job, self._generation = job, generation
         self._note = read_note(self.home.store, self.home.sink)
         held = self._claim(newest)
         self._refuse_behind(held, newest)
@@ -127,11 +127,11 @@ class StagedSink(Sink):
         before = self._note or Note("")
         self._write_note(before.slice, before.exposure)
         self._sweep(self._staging())
-        forget_older(self.home.store, self.home.sink, self._run)
+        forget_older(self.home.store, self.home.sink, self._generation)
 
     def _write_note(self, slice_no: int, exposure: str) -> None:
         self._note = Note(self._place_id, slice_no, exposure)
-        write_note(self.home.store, self.home.sink, self._run, self._note)
+        write_note(self.home.store, self.home.sink, self._generation, self._note)
 
     def _sweep(self, staging: Path) -> None:
         """Remove what earlier generations left, and nothing of a later one: this driver may be
@@ -139,7 +139,7 @@ class StagedSink(Sink):
         finds all of it or nothing."""
         for name in sorted(self.home.store.names(str(staging))):
             found = _STAGED.fullmatch(name)
-            if found and int(found[1]) < self._run:
+            if found and int(found[1]) < self._generation:
                 self._drop(staging / name)
 
     def _drop(self, directory: Path) -> None:
@@ -150,7 +150,7 @@ class StagedSink(Sink):
 
     def _still_mine(self) -> None:
         """Asked right before something is shown by a target that cannot refuse an older driver."""
-        Generation(self.home.store, self._run).check()
+        Generation(self.home.store, self._generation).check()
 
     # -- refusals ------------------------------------------------------------------------------
 
@@ -209,8 +209,10 @@ class StagedSink(Sink):
     def _staging(self) -> Path:
         return self.home.root / "staged" / self.home.sink
 
-    def stage(self, name: str, table: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
-        target = self._attempt(slice_no, run, writer)
+    def stage(
+        self, name: str, table: pa.Table, slice_no: int, generation: int, writer: str
+    ) -> Staged:
+        target = self._attempt(slice_no, generation, writer)
         with explained("write", target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
@@ -227,10 +229,10 @@ class StagedSink(Sink):
                 os.fsync(file.fileno())
         return Staged(name, writer, table.num_rows, path=self._journalled(target))
 
-    def _attempt(self, slice_no: int, run: int, writer: str) -> Path:
+    def _attempt(self, slice_no: int, generation: int, writer: str) -> Path:
         """A name that no other attempt has."""
-        attempt = f"{writer}.{run}-{self.home.store.token()[-8:]}.staged"
-        return self._staging() / f"{slice_no}-{run}" / attempt
+        attempt = f"{writer}.{generation}-{self.home.store.token()[-8:]}.staged"
+        return self._staging() / f"{slice_no}-{generation}" / attempt
 
     def _journalled(self, path: Path) -> str:
         """Relative to the checkpoint directory where possible, so that it can be moved."""

@@ -75,7 +75,7 @@ def overlapping(root: Path, monkeypatch: pytest.MonkeyPatch, operation: int) -> 
         second[0].feed(BATCHES[0], 0)
     except AnabranchError as e:
         ended["second"] = type(e).__name__
-    claims = [run.run.caller.run for run in (*first, *second)]
+    claims = [run.run.caller.generation for run in (*first, *second)]
     older = "second" if first and claims[0] == max(claims) else "first"
     assert ended == {older: "CheckpointLockedError"}, (operation, claims)
     for run in (*first, *second):

@@ -168,7 +168,7 @@ def _feed_behind(run: LocalRun, hosts: FaultyCluster, comparison: Comparison) ->
     newest = run.controller.newest
     assert newest is not None
     rows = RowRanges({0: (0, 1), 1: (0, 1)}, table([(1, 99)]))
-    old = Parcel([Bundle(0, newest.number + 1, 0, run.run.caller.run - 1, rows)])
+    old = Parcel([Bundle(0, newest.number + 1, 0, run.run.caller.generation - 1, rows)])
     real = hosts.arrived
 
     def behind(node: NodeId, parcels: Parcels) -> Parcels:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from anabranch.control.ledgers.backups import BackupLedger
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
+from anabranch.control.ledgers.costs import CostLedger
 from anabranch.control.ledgers.layouts import LayoutLedger
 from anabranch.control.ledgers.owners import OwnerLedger
 from anabranch.control.ledgers.slices import SliceLedger
@@ -26,6 +27,7 @@ class Ledgers:
     checkpoints: CheckpointLedger
     layouts: LayoutLedger
     backups: BackupLedger
+    costs: CostLedger
 
     @staticmethod
     def of(plan: Plan, config: ControlConfig, past: Past) -> Ledgers:
@@ -46,6 +48,7 @@ class Ledgers:
             ),
             LayoutLedger(plan, layouts),
             BackupLedger(config.backups if strategy.backups else frozenset(), bound),
+            CostLedger(plan),
         )
 
     @property

@@ -76,8 +76,10 @@ class JobSpec:
     ) -> list[RowRanges | None]:
         return cut(rows, route, only)
 
-    def stage(self, sink: str, rows: pa.Table, slice_no: int, run: int, writer: str) -> Staged:
-        return self.sinks[sink].stage(sink, rows, slice_no, run, writer)
+    def stage(
+        self, sink: str, rows: pa.Table, slice_no: int, generation: int, writer: str
+    ) -> Staged:
+        return self.sinks[sink].stage(sink, rows, slice_no, generation, writer)
 
     def write_checkpoint(self, sealed: Sealed) -> tuple[str, int]:
         what = (sealed.partition, sealed.slice, sealed.epoch)
@@ -96,8 +98,9 @@ class JobSpec:
             rows = _read(request.sources, request.schema, batch)
             total = sum(t.num_rows for t in rows.values())
             limit = total or 1
-            if self.max_rows_per_slice is not None:
-                limit = max(1, self.max_rows_per_slice // max(1, tasks * len(rows)))
+            limits = [n for n in (self.max_rows_per_slice, plan.max_rows) if n is not None]
+            if limits:
+                limit = max(1, min(limits) // max(1, tasks * len(rows)))
             longest = max((t.num_rows for t in rows.values()), default=0)
             count = max(1, -(-longest // limit))
             return [

@@ -31,7 +31,7 @@ class ArrowState:
         self.states = program.new_states()
 
     def apply(self, plan: SlicePlan, packets: Mapping[int, list[pa.Table]]) -> Result[pa.Table]:
-        cpu = time.process_time()
+        cpu, began = time.process_time(), time.perf_counter()
         when = SliceTime(plan.number, plan.watermark_us, plan.processing_ms, plan.watermarks)
         with activity.at(self._name):
             result = self._program.run({}, packets, self.states, when)
@@ -48,6 +48,7 @@ class ArrowState:
                 rows_in=sum(t.num_rows for t in arrived),
                 late_by_operator=result.late,
                 cpu_s=time.process_time() - cpu,
+                busy_s=time.perf_counter() - began,
                 packet_bytes=sum(t.nbytes for t in arrived),
                 state_rows=self.rows,
                 state_bytes=sum(s.nbytes for s in self.states.values()),

@@ -114,7 +114,7 @@ class Sealed:
     """One partition's state at a slice, or what changed since the seal at the slice `before`; no
     content: nothing did."""
 
-    run: int
+    generation: int
     partition: PartitionId
     slice: int
     epoch: int
@@ -143,7 +143,7 @@ class Job(Protocol[R]):
         """Rows by node; `only`: for these partitions, not for copies."""
         ...
 
-    def stage(self, sink: str, rows: R, slice_no: int, run: int, writer: str) -> Staged:
+    def stage(self, sink: str, rows: R, slice_no: int, generation: int, writer: str) -> Staged:
         """Put a slice's rows aside for a sink, where no reader sees them."""
         ...
 

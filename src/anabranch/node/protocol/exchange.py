@@ -95,8 +95,8 @@ class Inbox(Generic[R]):
 class Exchange(Generic[R]):
     """What a node sends to whom, and takes from whom, under one placement."""
 
-    def __init__(self, job: Job[R], run: int, node: NodeId, placement: Placement) -> None:
-        self._job, self._run, self._node, self._placement = job, run, node, placement
+    def __init__(self, job: Job[R], generation: int, node: NodeId, placement: Placement) -> None:
+        self._job, self._generation, self._node, self._placement = job, generation, node, placement
         self._edges = {e.id: e for c in job.chains.values() for e in c.inputs}
         self._routes: dict[tuple[int, tuple[NodeId, ...]], Any] = {}
         self.inbox: Inbox[R] = Inbox()
@@ -157,4 +157,4 @@ class Exchange(Generic[R]):
 
     def _epoch_of(self, edge: Edge, source: int) -> int:
         owner = self._placement.owners.get(PartitionId(edge.source, source))
-        return owner.epoch if owner is not None else self._run
+        return owner.epoch if owner is not None else self._generation

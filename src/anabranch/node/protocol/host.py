@@ -44,7 +44,7 @@ class Host(Generic[R]):
         self._process = process
         self._load = load  # a job from what the driver sent
         self._driver = ""
-        self._run = 0
+        self._generation = 0
         self._node = NodeId("")  # a host learns its name with its first partitions
         self._known_spec: tuple[bytes, Any] = (b"", None)
         self._job: Job[R] | None = None
@@ -104,10 +104,10 @@ class Host(Generic[R]):
 
     def _refuse_strange(self, request: DriverRequest) -> None:
         """Nothing changes by what an older driver says, or what is meant for another node."""
-        if request.run < self._run:
+        if request.generation < self._generation:
             raise InvariantError(
-                f"a driver of generation {request.run} spoke to a node owned by generation "
-                f"{self._run}"
+                f"a driver of generation {request.generation} spoke to a node owned by generation "
+                f"{self._generation}"
             )
         if self._node not in ("", request.node):
             raise ClusterError(
@@ -221,7 +221,7 @@ class Host(Generic[R]):
                 # Source tasks call themselves source-N; an operator may be named "source".
                 writer = f"part-{partition.id.chain}-{partition.id.index}"
                 try:
-                    staged = self._of_job.stage(name, rows, output.slice, self._run, writer)
+                    staged = self._of_job.stage(name, rows, output.slice, self._generation, writer)
                 except AnabranchError as e:
                     self._notes.failed(_refusal(str(partition.id), e, "storage"))
                     return False
@@ -238,7 +238,7 @@ class Host(Generic[R]):
         if request.depth == 1 and self._is_new(request.driver, *key):
             if request.driver != self._driver:
                 # Whatever comes of it: what writes of an earlier driver's met is not this one's.
-                self._writer.begin(request.run)
+                self._writer.begin(request.generation)
             try:
                 self._begin(request)
             except StorageError as e:
@@ -325,12 +325,12 @@ class Host(Generic[R]):
             partition.take_over(mine[pid])
         if request.driver != self._driver:
             self._process.belong_to(request.pulse, request.node)
-        self._driver, self._run, self._node, self.placement, self._job = (
-            request.driver, request.run, request.node, plan.placement, job,
+        self._driver, self._generation, self._node, self.placement, self._job = (
+            request.driver, request.generation, request.node, plan.placement, job,
         )  # fmt: skip
         self.partitions, self.shadows = kept | taken, shadows
         self.preparations.clear()
-        self._exchange = Exchange(job, request.run, request.node, plan.placement)
+        self._exchange = Exchange(job, request.generation, request.node, plan.placement)
         self._notes.restore_s = self._process.monotonic_s() - started
 
     def _kept(
@@ -393,7 +393,7 @@ class Host(Generic[R]):
             elif p.sealed < plan.number:
                 before = p.sealed
                 full, content = p.seal(plan.writes)
-                sealed = Sealed(self._run, p.id, plan.number, p.epoch, full, before, content)
+                sealed = Sealed(self._generation, p.id, plan.number, p.epoch, full, before, content)
                 write(self._of_job, sealed)
 
     def _spill(self, confirmed: int) -> None:

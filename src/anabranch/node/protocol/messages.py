@@ -16,7 +16,7 @@ class WaveRequest:
     """Run one wave of one slice on one node."""
 
     job: str  # its checkpoint directory: jobs of one Spark application share node processes
-    run: int  # the driver's generation; smaller ones are refused
+    generation: int  # the driver's; smaller ones are refused
     node: NodeId
     nodes: tuple[NodeId, ...]  # destination index → node
     plan: SlicePlan
@@ -36,7 +36,7 @@ class RecoverRequest:
     spec: bytes | None  # the job, pickled by the driver; with the first wave
     driver: str  # unique: a new job on a directory that was deleted counts from 1 again
     pulse: object | None  # where the node's process sends its heartbeats
-    run: int
+    generation: int
     node: NodeId
     nodes: tuple[NodeId, ...]
     plan: RecoveryPlan
@@ -50,7 +50,7 @@ class PrepareRequest:
 
     job: str
     spec: bytes
-    run: int
+    generation: int
     node: NodeId
     plan: RecoveryPlan
 
@@ -60,7 +60,7 @@ class PollRequest:
     """Report, without running anything."""
 
     job: str
-    run: int
+    generation: int
     node: NodeId
 
 
@@ -86,7 +86,7 @@ class ForgetRequest:
 class SourceRequest:
     """One slice as the source tasks see it."""
 
-    run: int
+    generation: int
     nodes: tuple[NodeId, ...]
     placement: Placement
     plan: SlicePlan
@@ -100,7 +100,7 @@ class SourceRequest:
 class ReplayRequest:
     """A recovery as its source stage sees it; `tasks` of them share the logs evenly."""
 
-    run: int
+    generation: int
     nodes: tuple[NodeId, ...]
     plan: RecoveryPlan
     tasks: int

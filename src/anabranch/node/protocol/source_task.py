@@ -52,7 +52,7 @@ def run_source_task(
         rows_by_operator=share.facts["rows_by_operator"],
         dead_by_operator=share.facts.get("dead_by_operator", {}),
     )
-    addressed = (request.run, request.nodes, request.placement)
+    addressed = (request.generation, request.nodes, request.placement)
     bundles = _cut(job, *addressed, request.plan.number, task, share, None)
     # The report rides with the parcel of one node; which one does not matter.
     return _with_facts(bundles, SideFacts(sources=(report,), staged=staged), task)
@@ -109,7 +109,7 @@ def _logged(job: Job[R], plan: SlicePlan, task: int) -> Share[R] | None:
 
 def _stage(job: Job[R], request: SourceRequest, task: int, share: Share[R]) -> tuple[Staged, ...]:
     return tuple(
-        job.stage(name, rows, request.plan.number, request.run, f"source-{task}")
+        job.stage(name, rows, request.plan.number, request.generation, f"source-{task}")
         for key, rows in share.tables.items()
         if key.startswith("sink:") and (name := key.removeprefix("sink:"))
     )
@@ -117,7 +117,7 @@ def _stage(job: Job[R], request: SourceRequest, task: int, share: Share[R]) -> t
 
 def _cut(
     job: Job[R],
-    run: int,
+    generation: int,
     nodes: tuple[NodeId, ...],
     placement: Placement,
     slice_no: int,
@@ -137,7 +137,7 @@ def _cut(
         if f"edge:{edge.id}" in share.tables:
             cuts = job.cut(share.tables[f"edge:{edge.id}"], job.route(edge, placement, nodes), only)
         for mine, packets in zip(bundles, cuts, strict=True):
-            mine.append(Bundle(edge.id, slice_no, task, run, packets))
+            mine.append(Bundle(edge.id, slice_no, task, generation, packets))
     return bundles
 
 
@@ -153,7 +153,7 @@ def run_replay_task(job: Job[R], request: ReplayRequest, task: int) -> list[Parc
             number = slice_plan.number
             share = _logged(job, slice_plan, logged_by) or NOTHING
             replayed[(number, logged_by)] = share.facts["rows"]
-            addressed = (request.run, nodes, plan.placement)
+            addressed = (request.generation, nodes, plan.placement)
             cuts = _cut(job, *addressed, number, logged_by, share, plan.rebuilt)
             for mine, more in zip(bundles, cuts, strict=True):
                 mine += more

@@ -23,14 +23,14 @@ class CheckpointWriter:
     def __init__(self, later: Callable[[Callable[[], None]], None]) -> None:
         self._later = later
         self._lock = threading.Lock()
-        self._run = 0
+        self._generation = 0
         self._written: dict[tuple[PartitionId, int], CheckpointWritten] = {}
         self._failures: list[Failure] = []
 
-    def begin(self, run: int) -> None:
+    def begin(self, generation: int) -> None:
         """Speak only of this run from now on: another's partitions may have the same names."""
         with self._lock:
-            self._run, self._written, self._failures = run, {}, []
+            self._generation, self._written, self._failures = generation, {}, []
 
     def submit(self, job: Job[Any], sealed: Sealed) -> None:
         """Write one partition's sealed state some time."""
@@ -47,7 +47,7 @@ class CheckpointWriter:
             message = e.message if isinstance(e, AnabranchError) else repr(e)
             failure = Failure(str(pid), "checkpoint", message, repr(e), kind="storage")
         with self._lock:
-            if sealed.run != self._run:
+            if sealed.generation != self._generation:
                 return
             if failure is not None:
                 self._failures.append(failure)
