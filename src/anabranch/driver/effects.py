@@ -58,6 +58,9 @@ log = logging.getLogger("anabranch")
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
 LOOK_S = 0.05  # between two looks for nodes
 SAY_S = 30.0  # between two warnings that there is none
+GRACE_S = (
+    15.0  # a cluster replaces a lost node within: until then a stop can still be a graceful one
+)
 AGAIN = "start it again with the same checkpoint directory, nothing committed is lost"
 
 
@@ -138,7 +141,7 @@ class Effects:
             waited_s = clock.seconds() - began_s
             if waiting.limit_s is not None and waited_s > waiting.limit_s:
                 raise ClusterError(f"there was no node for {waiting.limit_s:g} s; {AGAIN}")
-            if waiting.stopped():
+            if waiting.stopped() and waited_s > GRACE_S:
                 raise ClusterError(f"the job was stopped while it had no node; {AGAIN}")
             if waited_s >= say_s:
                 log.warning(

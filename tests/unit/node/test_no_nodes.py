@@ -70,6 +70,22 @@ def test_the_wait_has_an_end_if_one_is_given(
         comparison.feed(run, ROWS)
 
 
+def test_a_node_that_comes_right_after_a_stop_lets_it_be_graceful(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(look: int) -> None:
+        if look == 3:
+            run.run.stop()
+        if look == 6:
+            cluster.join(1)
+
+    comparison, run, cluster = without_nodes(tmp_path, monkeypatch, stop)
+    comparison.feed(run, ROWS)
+    assert run.run.over
+    assert run.run.error is None
+    run.kill()
+
+
 def test_a_stop_ends_the_wait_and_the_next_start_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +93,7 @@ def test_a_stop_ends_the_wait_and_the_next_start_goes_on(
         if look == 3:
             run.run.stop()
 
+    monkeypatch.setattr(effects, "GRACE_S", 0.0)
     comparison, run, _ = without_nodes(tmp_path, monkeypatch, stop)
     with pytest.raises(ClusterError, match="the job was stopped while it had no node"):
         comparison.feed(run, ROWS)
