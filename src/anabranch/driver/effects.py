@@ -58,9 +58,7 @@ log = logging.getLogger("anabranch")
 POLL_PAUSE_S = 0.02  # between two looks at checkpoints in flight, while nothing else happens
 LOOK_S = 0.05  # between two looks for nodes
 SAY_S = 30.0  # between two warnings that there is none
-GRACE_S = (
-    15.0  # a cluster replaces a lost node within: until then a stop can still be a graceful one
-)
+GRACE_S = 15.0  # a lost node is mostly replaced within: until then a stop may yet be graceful
 AGAIN = "start it again with the same checkpoint directory, nothing committed is lost"
 
 

@@ -156,8 +156,14 @@ class Run:
             self.close()
             raise
 
-    def _effects(self, holding: Holding, showing: Showing, behind: bool) -> Effects:
-        return Effects(
+    def _effects(
+        self,
+        holding: Holding,
+        showing: Showing,
+        behind: bool,
+        make: Callable[..., Effects] = Effects,
+    ) -> Effects:
+        return make(
             holding,
             showing,
             self.cluster,

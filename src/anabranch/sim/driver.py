@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from anabranch.control.remarks import Remarks
 from anabranch.driver.clock import Clock
@@ -258,7 +260,13 @@ class SimRun(Run):
         )
         super().__init__(driver.run_job(), driver.connect, clock=clock, behind=False)
 
-    def _effects(self, holding: Holding, showing: Showing, behind: bool) -> Effects:
+    def _effects(
+        self,
+        holding: Holding,
+        showing: Showing,
+        behind: bool,
+        make: Callable[..., Effects] = Effects,
+    ) -> Effects:
         if self._driver.job.rechooses_backups:
             self.controller.ledgers.backups.bound = DicedBackups(self._driver.world)
         handle = self.controller.handle
@@ -269,18 +277,8 @@ class SimRun(Run):
             return commands
 
         self.controller.handle = handled  # type: ignore[method-assign]
-        return SimEffects(
-            holding,
-            showing,
-            self.cluster,
-            self.caller,
-            self.history,
-            self._job.checkpoints,
-            self.clock,
-            self._waiting,
-            behind,
-            driver=self._driver,
-        )
+        make = partial(SimEffects, driver=self._driver)
+        return super()._effects(holding, showing, behind, make)
 
     def close(self) -> None:
         """A process that is killed lets go of nothing."""

@@ -18,6 +18,7 @@ from anabranch.control.settings import ControlConfig
 from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.node.arrow.schemas import declared
+from anabranch.node.protocol.source_task import rows_per_slice
 
 KEYS = 12
 FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multiple of it
@@ -99,11 +100,8 @@ class Workload:
     def chunks(self, share: RawShare, tasks: int, max_rows: int | None) -> list[RawShare]:
         """A source task's share, cut into slices."""
         longest = max(len(rows) for rows in share.values())
-        limit = longest or 1
         most = None if max_rows is None else max_rows // self.row_weight
-        limits = [n for n in (self.max_rows_per_slice, most) if n is not None]
-        if limits:
-            limit = max(1, min(limits) // max(1, tasks * len(share)))
+        limit = rows_per_slice(longest, max(1, tasks * len(share)), self.max_rows_per_slice, most)
         starts = range(0, max(1, longest), limit)
         return [{s: rows[i : i + limit] for s, rows in share.items()} for i in starts]
 

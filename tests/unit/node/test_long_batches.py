@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from local_run import FaultyCluster, LocalRun
 
 import anabranch as ab
@@ -17,6 +18,7 @@ from anabranch.control.schedule import LONG_S
 from anabranch.driver.progress import Progress
 from anabranch.model.ids import NodeId
 from anabranch.model.reports import NodeReport
+from anabranch.node.protocol.source_task import MAX_PIECES, rows_per_slice
 
 ROW_S = 0.01
 PARTITIONS = 4
@@ -26,9 +28,11 @@ LARGE = 20_000  # rows: on two nodes 100 s, if keys are even
 class Timed(FaultyCluster):
     """Its nodes say that every row has kept them busy."""
 
+    row_s = ROW_S
+
     def told(self, report: NodeReport) -> NodeReport:
         seen = report.partitions.items()
-        costs = {p: replace(x, busy_s=ROW_S * x.rows_in) for p, x in seen}
+        costs = {p: replace(x, busy_s=self.row_s * x.rows_in) for p, x in seen}
         return replace(report, partitions=costs)
 
 
@@ -42,7 +46,8 @@ class Job:
         self.sink = ab.Memory()
         counts.to("out", self.sink)
         self.fed = 0
-        self.run = LocalRun(topology, root, cluster=Timed(nodes), **options)
+        self.timed = Timed(nodes)
+        self.run = LocalRun(topology, root, cluster=self.timed, **options)
         self.seen: list[Progress] = []
         self.run.run.steps.on_progress.append(self.seen.append)
 
@@ -104,6 +109,37 @@ def test_a_node_that_joins_in_the_middle_of_it_has_its_share_before_its_end(
     assert left[0] > 0
     job.run.stop()
     job.check()
+
+
+def test_a_stall_does_not_make_the_burst_after_it_thousands_of_slices(tmp_path: Path) -> None:
+    job = Job(tmp_path, nodes=2)
+    job.timed.row_s = 30.0  # every row of the first slice, say
+    job.feed(2)
+    job.feed(LARGE)
+    assert len(job.seen) == 1 + MAX_PIECES
+    job.run.stop()
+    job.check()
+
+
+@pytest.mark.parametrize(
+    ("longest", "shares", "asked", "in_time", "limit"),
+    [
+        (0, 1, None, None, 1),
+        (1_000, 1, None, None, 1_000),
+        (1_000, 2, 500, None, 250),
+        (1_000, 2, None, 500, 250),
+        (1_000, 1, 100, 500, 100),
+        (1_000, 1, 500, 100, 100),
+        (1_000, 1, None, 1, 10),  # not more than MAX_PIECES
+        (1_000, 1, 1, None, 1),  # but where it is asked for
+        (1_000, 4, 2, None, 1),
+        (50, 1, None, 1_000, 50),
+    ],
+)
+def test_rows_per_slice(
+    longest: int, shares: int, asked: int | None, in_time: int | None, limit: int
+) -> None:
+    assert rows_per_slice(longest, shares, asked, in_time) == limit
 
 
 def test_what_was_learnt_holds_for_the_nodes_that_are_left(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from anabranch.node.arrow.packets import Route, RowRanges, cut, route_of
 from anabranch.node.arrow.state import ArrowState
 from anabranch.node.protocol.carried import Sealed, Share
 from anabranch.node.protocol.messages import SourceRequest
+from anabranch.node.protocol.source_task import rows_per_slice
 from anabranch.operators.base import SliceTime
 from anabranch.operators.rows.canonical import canonical_table
 from anabranch.sinks import Sink
@@ -97,11 +98,9 @@ class JobSpec:
         with activity.at(f"source task {task}"):
             rows = _read(request.sources, request.schema, batch)
             total = sum(t.num_rows for t in rows.values())
-            limit = total or 1
-            limits = [n for n in (self.max_rows_per_slice, plan.max_rows) if n is not None]
-            if limits:
-                limit = max(1, min(limits) // max(1, tasks * len(rows)))
             longest = max((t.num_rows for t in rows.values()), default=0)
+            shares = max(1, tasks * len(rows))
+            limit = rows_per_slice(longest, shares, self.max_rows_per_slice, plan.max_rows)
             count = max(1, -(-longest // limit))
             return [
                 self._share(

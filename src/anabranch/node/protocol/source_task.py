@@ -25,6 +25,22 @@ NOTHING: Share[Any] = Share(
 )
 
 
+# A stall makes the rows of a small slice look dear; the burst after it must not become thousands of
+# slices, each of which has its price.
+MAX_PIECES = 100
+
+
+def rows_per_slice(longest: int, shares: int, asked: int | None, in_time: int | None) -> int:
+    """Of one task and source, whose share of the batch are `longest` rows at most: as few as leave
+    all these `shares` together the number that was asked for, or that fits in time."""
+    limit = longest or 1
+    if in_time is not None:
+        limit = min(limit, max(in_time // shares, -(-longest // MAX_PIECES)))
+    if asked is not None:
+        limit = min(limit, asked // shares)
+    return max(1, limit)
+
+
 def run_source_task(
     job: Job[R],
     request: SourceRequest,
