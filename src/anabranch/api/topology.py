@@ -182,7 +182,7 @@ class Topology:
             )
         homes = [o.producers if o.kind is Kind.SINK else (o.name,) for o in careful]
         inputs = tuple(dict.fromkeys(p for home in homes for p in home))
-        return [Operator(self._dead_letters, Kind.SINK, (inputs,), DeadLetters())]
+        return [Operator(self._dead_letters, Kind.SINK, (inputs,), DeadLetters(), priority=0)]
 
     def start(
         self,

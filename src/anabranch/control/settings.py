@@ -8,9 +8,14 @@ from typing import Any
 
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.control.policies.strategies import Strategy
+from anabranch.model.costs import Costs
 from anabranch.model.ids import PartitionId
 from anabranch.model.placement import Layout
 from anabranch.model.slices import Cut, SliceRecord
+
+# All that fits at once, the rest with the nodes that come; all queries when there is room for all
+# of them; all at once on whatever nodes are left.
+RECOVERY_MODES = ("incremental", "blocking", "eager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,10 @@ class ControlConfig:
     # A lost partition whose output goes to sinks only is rebuilt in this number of parts.
     parallel_recovery: int = 1
     strategy: Strategy = field(default_factory=Strategy)
+    # When nodes are lost and the rest is not enough for all queries: one of RECOVERY_MODES.
+    recovery: str = "incremental"
+    # Only sources keep their output until several nodes are lost; then all do, for a while.
+    adaptive_backups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +56,6 @@ class Past:
     placement_version: int = 0
     generation: int = 1  # of the driver that begins: no other one has it
     autoscaler: Mapping[str, Any] = field(default_factory=dict)  # its memory
+    older: tuple[Cut, ...] = ()  # cuts before `previous`, the newest first, for chains that wait
+    behind: Mapping[str, int] = field(default_factory=dict)  # the first slice that a chain lacks
+    costs: Costs = field(default_factory=Costs)

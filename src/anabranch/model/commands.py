@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.errors import AnabranchError
+from anabranch.model.costs import Costs
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Layout, Placement
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Staged
 from anabranch.model.scaling import Decision
-from anabranch.model.slices import Cut, SlicePlan, SliceRecord
+from anabranch.model.slices import Cut, Late, SlicePlan, SliceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,30 @@ class ExposeSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteLate:
+    """Append to the journal that chains which waited have made up for a slice."""
+
+    late: Late
+
+
+@dataclass(frozen=True, slots=True)
+class ExposeLate:
+    """Let readers of these sinks see a slice that happened before; idempotent. The `record` names
+    all that was staged for it; `staged` is what has come for it just now."""
+
+    record: SliceRecord
+    sinks: frozenset[str]
+    staged: tuple[Staged, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteHead:
     """Begin a new journal file: the cuts a restart begins with, the slices after the older one,
     the placement and every epoch ever given out. Written before anything of it is used.
 
     `layout` is what a restart routes by; `layouts`, by version of the placement, what slices ran
-    under that had another one."""
+    under that had another one. `older` cuts, the newest first, and `behind`, the first slice that
+    a chain lacks, are for chains that wait; `costs` is what partitions are known to cost."""
 
     cut: Cut | None
     previous: Cut | None
@@ -89,6 +108,9 @@ class WriteHead:
     epochs: Mapping[PartitionId, int]
     layout: Layout
     layouts: Mapping[int, Layout]
+    older: tuple[Cut, ...] = ()
+    behind: Mapping[str, int] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +174,8 @@ Command = (
     | ReleaseNodes
     | RunSlice
     | WriteSlice
+    | WriteLate
+    | ExposeLate
     | ExposeSlice
     | WriteHead
     | TrimStorage

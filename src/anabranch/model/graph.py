@@ -66,6 +66,7 @@ class Operator:
     # others. Empty where rows come out in the slice they come in, with the times they have.
     holds: tuple[tuple[str | None, Hold], ...] = ()
     gives_late: bool = False  # its rows are those that came too late for its producer
+    priority: int = 1  # of the query that a sink shows; 0: it is none (dead letters)
 
     @property
     def producers(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ in nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -48,6 +48,15 @@ class Chain:
         return self.depth == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a sink shows, and the node chains it takes: those that evaluate it and all above."""
+
+    sink: str
+    priority: int
+    chains: frozenset[str]
+
+
 @dataclass(frozen=True)
 class Plan:
     """The graph, compiled; chains in topological order."""
@@ -73,6 +82,40 @@ class Plan:
         """Does a replay give the same rows? Source chains do not count: their rows are logged."""
         ops = self.graph.by_name
         return all(ops[o].deterministic for c in self.node_chains for o in c.operators)
+
+    @cached_property
+    def above(self) -> Mapping[str, frozenset[str]]:
+        """Per node chain, those it takes rows from, directly or not, and itself."""
+        found: dict[str, frozenset[str]] = {}
+        for chain in self.node_chains:
+            sources = (found.get(e.source, frozenset()) for e in chain.inputs)
+            found[chain.name] = frozenset({chain.name}).union(*sources)
+        return found
+
+    def below(self, chains: Iterable[str]) -> frozenset[str]:
+        """These node chains, and all that take rows from them, directly or not."""
+        some = frozenset(chains)
+        return frozenset(c for c, above in self.above.items() if above & some)
+
+    @cached_property
+    def evaluating(self) -> Mapping[str, frozenset[str]]:
+        """Per sink, the node chains that give it rows; none, where source chains do."""
+        found: dict[str, frozenset[str]] = {}
+        for chain in self.chains:
+            for sink in chain.sinks:
+                here = frozenset() if chain.is_source else frozenset({chain.name})
+                found[sink] = found.get(sink, frozenset()) | here
+        return found
+
+    @cached_property
+    def queries(self) -> tuple[Query, ...]:
+        """One per sink, but for that of dead letters."""
+        return tuple(
+            Query(o.name, o.priority, frozenset().union(*(self.above[c] for c in chains)))
+            for o in self.graph.operators
+            if o.kind is Kind.SINK and o.priority
+            for chains in [self.evaluating.get(o.name, frozenset())]
+        )
 
     @property
     def waves(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
@@ -57,6 +57,8 @@ class RecoveryPlan:
     what: str = ""  # of an adjustment: what it changes
     copied: frozenset[PartitionId] = frozenset()  # get a copy, from the cut; nothing is replayed
     promoted: frozenset[PartitionId] = frozenset()  # their copies take their place as they are
+    # Per sink that lacks slices, the first one whose rows are staged.
+    late: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def adjusts(self) -> bool:

@@ -51,6 +51,7 @@ class Staged:
     rows: int
     path: str | None = None
     data: bytes | None = None
+    slice: int | None = None  # of rows that come late: their slice
 
 
 @dataclass(frozen=True, slots=True)

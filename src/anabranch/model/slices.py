@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -46,6 +46,7 @@ class SlicePlan:
     # Of operators behind others that emit when time passes; all others have `watermark_us`.
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
     max_rows: int | None = None  # a live batch with more is cut into slices; None: none is
+    paused: frozenset[str] = frozenset()  # chains that wait: nothing of theirs runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class SliceRecord:
     quiet_ms: Mapping[str, int] = field(default_factory=dict)
     # Of operators that had another one than `watermark_us`; None: written before there were any.
     watermarks: Mapping[str, int | None] | None = field(default_factory=dict)
+    paused: Sequence[str] = ()  # chains that waited, and make up for it later
 
     def without_log(self, later: int) -> tuple[int, ...] | None:
         """The source tasks that logged nothing for the slice `later` slices after this one."""
@@ -107,6 +109,31 @@ class SliceRecord:
         chunks = tuple(data.get("chunks", ()))
         return SliceRecord(**{"watermarks": None, **known, "chunks": chunks})
 
+    def with_late(self, late: Late) -> SliceRecord:
+        """With the files that chains which had waited have staged for it."""
+        staged = {sink: list(files) for sink, files in self.staged.items()}
+        for sink, files in late.staged.items():
+            staged.setdefault(sink, []).extend(files)
+        return replace(self, staged=staged)
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Chains that had waited have made up for everything up to and including `slice`: a line of
+    the journal. What they have staged for that slice is shown from here on; for slices before it,
+    nothing is staged that an earlier line does not name."""
+
+    slice: int
+    chains: tuple[str, ...]
+    staged: Mapping[str, list[str]] = field(default_factory=dict)  # files, by sink
+
+    def to_json(self) -> dict[str, Any]:
+        return {"late": self.slice, "chains": list(self.chains), "staged": self.staged}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Late:
+        return Late(data["late"], tuple(data["chains"]), data["staged"])
+
 
 _RECORDED = tuple(f.name for f in fields(SliceRecord))
 _WRITTEN = {"placement": "mapping"}
@@ -118,7 +145,8 @@ class Cut:
     """A consistent cut: every partition's state up to and including `slice`.
 
     `files` lists, per partition ("chain/index"), its checkpoint files: a full one, then deltas.
-    `groups` is the routing at the cut: which partition's files hold a key group.
+    `groups` is the routing at the cut: which partition's files hold a key group. A chain that
+    waited then is in neither: the cut does not cover it.
     """
 
     slice: int
