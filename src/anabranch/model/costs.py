@@ -15,6 +15,11 @@ class Costs:
     row_s: Mapping[PartitionId, float] = field(default_factory=dict)
     rows_per_s: float = 0.0
 
+    @property
+    def loads(self) -> dict[PartitionId, float]:
+        """Per partition, the share of a node that it needs to keep up; empty: not known."""
+        return {p: self.load(p) for p in self.row_s} if self.rows_per_s else {}
+
     def load(self, partition: PartitionId) -> float:
         """Share of a node that the partition needs to keep up."""
         return self.row_s.get(partition, 0.0) * self.rows_per_s
