@@ -32,7 +32,7 @@ from anabranch.planning.recovery.solver import solve
 
 SEARCH_ROUNDS = 300  # of the search, where queries are too tangled for a proof
 EXACT_MAX = 40  # waiting queries: beyond, BestDensity takes less time
-DENSITY_MAX = 150  # … and PRG beyond this number
+DENSITY_MAX = 50  # … and PRG beyond this number
 
 
 @dataclass(frozen=True, slots=True)

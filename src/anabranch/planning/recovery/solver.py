@@ -33,6 +33,8 @@ ENUMERATE_MAX = 18
 #: Branches on widely shared groups, and the share of queries that makes a group worth one.
 BRANCHES_MAX = 64
 BRANCH_SHARE = 0.25
+#: Sums of floats that differ by less than this share are equal.
+EQUAL = 1e-12
 #: Frank-Wolfe steps: enough for the bound to be within about 0.1 % of the linear program's.
 SHARING_STEPS = 400
 #: Entries of a table, the sum of all priorities; adding two tables takes their product.
@@ -147,8 +149,8 @@ class _Solver:
         best = np.full(int(values[-1]) + 1, np.inf)
         np.minimum.at(best, values, costs)
         subset = np.zeros(len(best), dtype=np.int64)
-        # Of equals the first, which is put last; sums of floats are equal up to a few digits.
-        hits = np.flatnonzero(costs <= best[values] + 1e-12 * max(1.0, unused[-1]))[::-1]
+        # Of equals the first, which is put last.
+        hits = np.flatnonzero(costs <= best[values] + EQUAL * max(1.0, unused[-1]))[::-1]
         subset[values[hits]] = hits
         subset[0] = 0
 
@@ -183,7 +185,7 @@ class _Solver:
         for value in np.flatnonzero(np.isfinite(short.costs)):
             span = slice(int(value), int(value) + len(long.costs))
             through = long.costs + short.costs[value]
-            better = through < costs[span]
+            better = through < costs[span] - EQUAL * max(1.0, self.limit)
             costs[span][better] = through[better]
             origin[span][better] = value
 
