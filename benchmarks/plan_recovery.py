@@ -17,7 +17,7 @@ from typing import Any
 import highspy
 import numpy as np
 
-from anabranch.planning.recovery.exact import ExactPlan, plan_exact
+from anabranch.planning.recovery.exact import plan_exact
 from anabranch.planning.recovery.order import (
     RecoveryOrder,
     candidate_plans,
@@ -26,6 +26,7 @@ from anabranch.planning.recovery.order import (
     plan_progressive,
 )
 from anabranch.planning.recovery.queries import RecoveryProblem, random_queries
+from anabranch.planning.recovery.solver import ExactPlan
 from benchmarks import report
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.planning.recovery import exact as recovery_exact
-from anabranch.planning.recovery.exact import cost_shares, plan_exact
+from anabranch.planning.recovery import solver
+from anabranch.planning.recovery.exact import plan_exact
 from anabranch.planning.recovery.order import plan_best_density, plan_dp
 from anabranch.planning.recovery.queries import (
     RecoveryProblem,
@@ -16,6 +16,7 @@ from anabranch.planning.recovery.queries import (
     partition_topology,
     random_queries,
 )
+from anabranch.planning.recovery.solver import cost_shares
 
 
 def still():
@@ -46,9 +47,9 @@ def test_branching_and_splitting_lose_nothing(seed, share):
     )
     room = share * problem.cost(problem.costs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery_exact, "ENUMERATE_MAX", 2)
-        patch.setattr(recovery_exact, "BRANCH_SHARE", 0.0)
-        patch.setattr(recovery_exact, "BRANCHES_MAX", 10_000)
+        patch.setattr(solver, "ENUMERATE_MAX", 2)
+        patch.setattr(solver, "BRANCH_SHARE", 0.0)
+        patch.setattr(solver, "BRANCHES_MAX", 10_000)
         found = plan_exact(problem, room)
     assert found.gap == 0
     assert found.plan.priority == plan_dp(problem, room).priority
@@ -61,8 +62,8 @@ def test_the_bound_of_cost_shares_is_never_below_the_optimum(seed, share):
     room = share * problem.cost(problem.costs)
     best = plan_dp(problem, room).priority
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery_exact, "ENUMERATE_MAX", 1)
-        patch.setattr(recovery_exact, "BRANCHES_MAX", 0)
+        patch.setattr(solver, "ENUMERATE_MAX", 1)
+        patch.setattr(solver, "BRANCHES_MAX", 0)
         found = plan_exact(problem, room, time_limit_s=0.02)
     assert found.bound >= best >= found.plan.priority
     assert found.plan.cost <= room + 1e-6

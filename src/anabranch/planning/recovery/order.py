@@ -3,7 +3,7 @@
 Decides the set of partitions to recover when the resources R do not suffice for all (001,
 section 5; set-union knapsack, NP-hard). Planners: `plan_dp` (algorithm 3, exact, exponential),
 `plan_best_density` (algorithm 4), `plan_progressive` (004, PRG) and the operator-centric
-baseline `plan_operator_centric`; `recovery_exact.plan_exact` is the one to use in earnest.
+baseline `plan_operator_centric`; `exact.plan_exact` is the one to use in earnest.
 `schedule_recovery` turns a planner into the sequence of partial plans for nodes that arrive one
 by one. Invariant: no plan costs more than R, no node is filled above its cap, and a recovered
 query never loses a partition again.
@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anabranch.errors import PlanningError
+from anabranch.planning.recovery.placing import SLACK, Placing
 from anabranch.planning.recovery.queries import Floats, Ints, RecoveryProblem, Sharing
 
 #: CPU share of a node that recovery may fill (001, end of section 5).
 CPU_CAP = 0.8
 #: Candidate plans algorithm 3 may hold at once: 22 queries with ample resources.
 MAX_CANDIDATES = 1 << 22
-#: Sums of floats may exceed a limit by this share without breaking it.
-SLACK = 1e-9
 #: Candidate plans of algorithm 4 that are extended together (bounds memory).
 _BATCH = 4096
 
@@ -279,49 +278,25 @@ def _place_partial(
     Room is split over nodes, so a plan that fits in sum may not fit node by node; a query that
     cannot be placed whole waits, and others that can take its place.
     """
-    placement: dict[str, str] = {}
+    placing = Placing(rooms, problem.costs)
     plan = planner(problem, sum(rooms.values()))
     planned = list(plan.queries)
     others = [q for q in problem.queries if q not in set(planned)]
-    for query in _by_density(problem, planned) + _by_density(problem, others):
-        placement |= _place_whole(problem, problem.queries[query] - placement.keys(), rooms)
+    for query in by_density(problem, planned) + by_density(problem, others):
+        placing.place_whole(problem.queries[query])
     sharers = Counter(p for needs in problem.queries.values() for p in needs)
-    left = [q for q in problem.queries if not problem.queries[q] <= placement.keys()]
-    for query in _by_density(problem, left):
+    left = [q for q in problem.queries if not problem.queries[q] <= placing.placed.keys()]
+    for query in by_density(problem, left):
         # The most shared come first: they bring most queries closer.
-        missing = problem.queries[query] - placement.keys()
+        missing = problem.queries[query] - placing.placed.keys()
         for name in sorted(missing, key=lambda p: (-sharers[p], -problem.costs[p], p)):
-            _place(problem, name, rooms, placement)
-    return placement
+            placing.place(name)
+    return placing.placed
 
 
-def _by_density(problem: RecoveryProblem, queries: list[str]) -> list[str]:
+def by_density(problem: RecoveryProblem, queries: Iterable[str]) -> list[str]:
+    """Those that bring most priority for what they cost come first."""
     return sorted(
         queries,
         key=lambda q: (problem.cost(problem.queries[q]) / problem.priority(q), q),
     )
-
-
-def _place_whole(
-    problem: RecoveryProblem, partitions: Iterable[str], rooms: dict[str, float]
-) -> dict[str, str]:
-    """Place all of `partitions`, largest first, or none of them; `rooms` is updated."""
-    before = dict(rooms)
-    placement: dict[str, str] = {}
-    for name in sorted(partitions, key=lambda p: (-problem.costs[p], p)):
-        if not _place(problem, name, rooms, placement):
-            rooms.update(before)
-            return {}
-    return placement
-
-
-def _place(
-    problem: RecoveryProblem, name: str, rooms: dict[str, float], placement: dict[str, str]
-) -> bool:
-    """Put a partition on the node with most room, if it fits there."""
-    node = max(rooms, key=rooms.__getitem__)
-    if problem.costs[name] > rooms[node] + SLACK:
-        return False
-    placement[name] = node
-    rooms[node] -= problem.costs[name]
-    return True

@@ -105,7 +105,7 @@ class Sharing:
     def of(cls, problem: RecoveryProblem) -> Sharing:
         users_of: dict[str, list[int]] = {}
         for index, needs in enumerate(problem.queries.values()):
-            for partition in needs:
+            for partition in sorted(needs):  # sums come out the same in every process
                 users_of.setdefault(partition, []).append(index)
         merged: dict[tuple[int, ...], float] = {}
         for partition, users in users_of.items():

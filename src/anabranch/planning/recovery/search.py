@@ -31,7 +31,7 @@ def search_plan(
 ) -> list[int]:
     """The best set of query indices found before `may_continue` says no or `bound` is met.
 
-    `shares` is a split of all costs over the queries, as `recovery_exact.cost_shares` makes it.
+    `shares` is a split of all costs over the queries, as `solver.cost_shares` makes it.
     """
     state = _State(sharing, limit)
     rng = np.random.default_rng(0)

@@ -1,0 +1,237 @@
+"""Which queries come back, and where, when the nodes that are left are not enough for all.
+
+A query comes back when all chains that it needs have their partitions placed; together they are
+chosen for the most priority that fits (001, section 5). Nodes are filled to `FILL`, which leaves
+room for making up for what was missed, unless there is room for all: then nobody waits. One query
+always runs, be it on a node that is too small for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.control.policies.shortage import FULL, WAYS, KnownLoads, Shortage, queries_of
+from anabranch.errors import ConfigError
+from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.plan import Query
+from anabranch.planning.recovery.order import (
+    Planner,
+    RecoveryOrder,
+    by_density,
+    plan_best_density,
+    plan_dp,
+    plan_operator_centric,
+    plan_progressive,
+)
+from anabranch.planning.recovery.placing import SLACK, Placing
+from anabranch.planning.recovery.queries import RecoveryProblem
+from anabranch.planning.recovery.solver import solve
+
+SEARCH_ROUNDS = 300  # of the search, where queries are too tangled for a proof
+EXACT_MAX = 40  # waiting queries: beyond, BestDensity takes less time
+DENSITY_MAX = 50  # … and PRG beyond this number
+
+
+@dataclass(frozen=True, slots=True)
+class NextUp:
+    """The query that is nearest to coming back, and what it lacks: shares of a node."""
+
+    query: str
+    missing: float
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Chains that come back now, where their partitions go that have no home, and the sinks of the
+    queries that are complete with them; why, for people."""
+
+    chains: frozenset[str]
+    homes: Mapping[PartitionId, NodeId]
+    queries: tuple[str, ...]
+    why: str
+    next_up: NextUp | None = None
+
+
+def is_short(
+    loads: Mapping[PartitionId, float],
+    nodes: Sequence[NodeId],
+    source_share: float = 0.0,
+    partitions: Iterable[PartitionId] = (),
+) -> bool:
+    """Do all partitions together take more than the nodes have? `partitions` are those there are,
+    where the load of some is not known: they count as the mean of the others."""
+    if not loads:
+        return False
+    known = KnownLoads(loads)
+    every = dict.fromkeys((*loads, *partitions))
+    return math.fsum(map(known.of, every)) > len(nodes) * (FULL - source_share) + SLACK
+
+
+def choose(
+    queries: Sequence[Query],
+    down: frozenset[str],
+    placed: Mapping[PartitionId, NodeId],
+    unplaced: Iterable[PartitionId],
+    loads: Mapping[PartitionId, float],
+    nodes: Sequence[NodeId],
+    *,
+    source_share: float = 0.0,
+    planner: str = "exact",
+    hosts: Mapping[NodeId, str] | None = None,
+    blocking: bool = False,
+    moves: bool = False,
+    depths: Mapping[str, int] | None = None,
+) -> Return:
+    """What comes back now, of the chains that are `down` (they wait, and all below them do).
+
+    `placed` are partitions with state on a living node, those of chains that wait included;
+    `unplaced` those of chains that wait that have none. `blocking`: all or nothing. With `moves`,
+    a partition that waits where there is no room for it gets another home, which is among `homes`
+    then; without, its queries wait for room there. Only "operator_centric" reads the `depths` of
+    chains. Sinks of source chains only, which need no chain, are always live.
+    """
+    if planner not in PLANNERS:
+        raise ConfigError(f"there is no planner {planner!r}; there are {', '.join(PLANNERS)}")
+    short = Shortage(
+        tuple(queries),
+        down,
+        dict(placed),
+        tuple(sorted(unplaced)),
+        KnownLoads(loads),
+        tuple(nodes),
+        source_share,
+        hosts or {},
+        moves,
+        depths or {},
+    )
+    short.check()
+    if not down:
+        return Return(frozenset(), {}, (), "no query waits")
+    if not nodes:
+        return Return(frozenset(), {}, (), "there is no node")
+    if short.fits_in_full:
+        return _everything(short)
+    if blocking:
+        return _all_or_nothing(short)
+    return _best(short, planner)
+
+
+def _everything(short: Shortage) -> Return:
+    placing = short.placing(full=True)
+    placing.force(short.partitions(short.down))
+    total = f"{short.demand:.2f} of {short.capacity(FULL):.2f}"
+    why = f"all {queries_of(len(short.queries))} fit on {short.on}: {total}"
+    if not short.known.mean:
+        why = "what partitions cost is not known: everything comes back"
+    return _result(short, placing, short.down, why)
+
+
+def _all_or_nothing(short: Shortage) -> Return:
+    placing = short.placing()
+    every: frozenset[str] = frozenset().union(*short.needs.values())
+    if placing.place_whole(short.partitions(every), WAYS):
+        chains = every | short.last(placing)
+        return _result(short, placing, chains, short.fitting(placing, len(short.queries)))
+    total = f"{short.demand:.2f} of {short.capacity(FULL):.2f}"
+    why = f"not all {queries_of(len(short.queries))} fit on {short.on}: {total}"
+    return _result(short, placing, frozenset(), why, together=True)
+
+
+def _best(short: Shortage, planner: str) -> Return:
+    problem = short.problem
+    room = math.fsum(short.placing().rooms.values())
+    best: tuple[int, Placing, frozenset[str]] | None = None
+    for plan in PLANNERS[planner]:
+        placing, chains = _placed(short, plan(problem, room).queries, planner != "operator_centric")
+        value = sum(q.priority for q in short.complete(chains))
+        if best is None or value > best[0]:
+            best = value, placing, chains
+    assert best is not None
+    _, placing, chains = best
+    done = len(short.complete(chains))
+    if done == len(short.waiting):
+        chains |= short.last(placing)
+    if chains:
+        return _result(short, placing, chains, short.fitting(placing, len(short.live) + done))
+    if not short.live:
+        return _one(short)
+    return _result(short, placing, chains, short.fitting(placing, len(short.live)))
+
+
+def _placed(short: Shortage, planned: Sequence[str], fill: bool) -> tuple[Placing, frozenset[str]]:
+    """A plan placed, as far as it can be; `fill`: and others in the room that it leaves."""
+    needs, placing = short.needs, short.placing()
+    chains: frozenset[str] = frozenset().union(*(needs[q] for q in planned))
+    if not placing.place_whole(short.partitions(chains), WAYS):
+        chains = frozenset()
+    others = [q for q in short.problem.queries if fill and q not in planned]
+    for query in (*by_density(short.problem, planned), *by_density(short.problem, others)):
+        if placing.place_whole(short.partitions(needs[query]), WAYS):
+            chains |= needs[query]
+    return placing, chains
+
+
+def _one(short: Shortage) -> Return:
+    """The densest query, though there is no room for it."""
+    chains, name = short.last_chains, "nothing but dead letters"
+    if short.waiting:
+        name = by_density(short.whole, short.needs)[0]
+        chains = short.needs[name]
+        name = repr(name)
+    placing = short.placing()
+    placing.force(short.partitions(chains))
+    why = f"no query fits on {short.on}, and one always runs, {name}: {short.taken(placing)}"
+    return _result(short, placing, chains, why)
+
+
+def _exactly(problem: RecoveryProblem, resources: float) -> RecoveryOrder:
+    """The best plan, without a clock: the work is bounded by the size of the problem."""
+    if len(problem.queries) > EXACT_MAX:
+        return _densely(problem, resources)
+    rounds = itertools.count()
+    return solve(problem, resources, lambda: next(rounds) < SEARCH_ROUNDS).plan
+
+
+def _densely(problem: RecoveryProblem, resources: float) -> RecoveryOrder:
+    many = len(problem.queries) > DENSITY_MAX
+    return (plan_progressive if many else plan_best_density)(problem, resources)
+
+
+#: What is tried; what can be placed of the best of it comes back.
+PLANNERS: Mapping[str, tuple[Planner, ...]] = {
+    "exact": (_exactly, _densely),
+    "dp": (plan_dp,),
+    "best_density": (plan_best_density,),
+    "progressive": (plan_progressive,),
+    "operator_centric": (plan_operator_centric,),
+}
+
+
+def _result(
+    short: Shortage,
+    placing: Placing,
+    chains: frozenset[str],
+    why: str,
+    together: bool = False,
+) -> Return:
+    came = {short.names[name]: NodeId(node) for name, node in placing.placed.items()}
+    homes = {p: n for p, n in sorted(came.items()) if short.homes.get(p) != n}
+    done = tuple(q.sink for q in short.complete(chains))
+    return Return(chains, homes, done, why, _next_up(short, placing, chains, together))
+
+
+def _next_up(
+    short: Shortage, placing: Placing, chains: frozenset[str], together: bool
+) -> NextUp | None:
+    """`together`: it lacks what all lack. Uses up what is left of the nodes."""
+    lacks = {q: needs - chains for q, needs in short.needs.items() if needs - chains}
+    if not lacks:
+        return None
+    query = by_density(short.problem_of(lacks), lacks)[0]
+    wanted = frozenset[str]().union(*lacks.values()) if together else lacks[query]
+    names = placing.largest_first(short.partitions(wanted))
+    missing = math.fsum(short.costs[name] for name in names if not placing.place(name))
+    return NextUp(query, missing)
