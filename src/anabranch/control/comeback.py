@@ -387,7 +387,8 @@ class Comeback(Machine[ComebackState]):
         left_ms: float,
     ) -> list[SliceRecord]:
         """As many of the slices that are left as there is time for; at least one."""
-        row_s = self._ledgers.costs.row_s(placement, chains)
+        others = self._plan.above.keys() - set(chains)
+        row_s = self._ledgers.costs.slice_s(placement, 1, others) or 0.0
         most_s = max(left_ms, LEAST_SHARE * self._config.slice_interval_ms) / 1000
         taken: list[SliceRecord] = []
         took_s = 0.0

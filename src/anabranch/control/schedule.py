@@ -230,7 +230,7 @@ class Schedule(Machine[SliceState]):
         """The most that a slice may have: losses, arrivals and requests wait for its end, and a
         batch that has piled up behind a loss is large. None: as many as there are."""
         limit_s = max(LONG_S, LONG_INTERVALS * self._config.slice_interval_ms / 1000)
-        row_s = self._ledgers.costs.slice_s(placement, 1)
+        row_s = self._ledgers.costs.slice_s(placement, 1, self._ledgers.behind.chains)
         return max(1, int(limit_s / row_s)) if row_s else None
 
     # -- what became of it -----------------------------------------------------------------------

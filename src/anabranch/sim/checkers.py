@@ -3,7 +3,9 @@
 - Every slice of every sink is what a plain sequential evaluation gives: exactly once, in order.
 - A slice that has happened stays, one that is exposed does not change, every row is in one.
 - What a recovery from either cut may need is there: files, log, backups; a cut's files hold
-  exactly the state after its slice.
+  exactly the state after its slice. For a chain that waits, these are the cuts that cover it.
+- Every sink shows a prefix without gaps, in order, at every moment, and all of it in the end. What
+  is below a chain that waits, waits; a chain waits only once it, or one above it, has lost something.
 - Backups, packets and storage never go back beyond the older cut.
 - Live partitions hold exactly the state of their own key groups.
 - A placement is journalled before anything of it is installed, and its version means one placement.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from anabranch.model.commands import Command, RunSlice, TrimStorage, WriteHead
 from anabranch.model.ids import NodeId, PartitionId
@@ -70,6 +73,8 @@ class Checkers:
         for record in self._disk.slices:
             if record.number > self._newest:
                 self._happened(record)
+            elif record.staged != self._records[record.number].staged:
+                self._came_late(record)
 
     @property
     def _newest(self) -> int:
@@ -93,6 +98,7 @@ class Checkers:
         if placement is None:
             what = f"slice {number} ran under placement {record.placement}"
             violated(f"{what}, which is not journalled")
+        self._check_paused(record, placement)
         self._expected[number] = self._oracle.run(
             shares, record.watermark_us, record.processing_ms, placement.groups
         )
@@ -100,6 +106,29 @@ class Checkers:
         self._check_live(number, placement)
         self._cluster.faults.slice_happened()
         self._cluster.world.tell("slice {} has happened", number)
+
+    def _came_late(self, record: SliceRecord) -> None:
+        """Only files of chains that had waited, and only more of them."""
+        before = self._records[record.number]
+        if replace(record, staged=before.staged) != before:
+            violated(f"the journal's slice {record.number} is not what has happened")
+        if any(set(f) - set(record.staged.get(s, ())) for s, f in before.staged.items()):
+            violated(f"files of slice {record.number} were named, and are not any more")
+        self._records[record.number] = record
+
+    def _check_paused(self, record: SliceRecord, placement: Placement) -> None:
+        plan, paused = self._job.plan, set(record.paused)
+        if plan.below(paused) != paused:
+            violated(f"slice {record.number} ran without {sorted(paused)}, but with one below")
+        before = self._records.get(record.number - 1)
+        if before is None or before.placement not in self._placements:
+            return
+        then = self._placements[before.placement].owners
+        for chain in paused - set(before.paused):
+            above = plan.above[chain]
+            had = {p: o for p, o in then.items() if p.chain in above}
+            if all(placement.owners.get(p) == o for p, o in had.items()):
+                violated(f"{chain} waits in slice {record.number}, and nothing of it was lost")
 
     def _shares(self, record: SliceRecord) -> list[RawShare]:
         """What its source tasks had read, as their log says."""
@@ -114,16 +143,19 @@ class Checkers:
         for pid, node in (*homes, *placement.copies.items()):
             owner = placement.owners[pid]
             found = self._cluster.machines[node].process.partitions.get(pid)
-            if found is None or found.epoch != owner.epoch or found.next_slice != number + 1:
+            if found is None or found.epoch != owner.epoch:
                 continue  # it has been replaced since it reported
+            at = found.next_slice - 1  # less than `number` where its chain waits
+            if at not in self._states:
+                continue
             groups = placement.groups[pid.chain]
-            state = self._states[number][pid.chain]
+            state = self._states[at][pid.chain]
             mine = {k: v for k, v in state.items() if groups[k % len(groups)] == pid.index}
             assert isinstance(found.state, SimState)
             held = found.state.content()
             if held != mine:
                 violated(
-                    f"after slice {number}, {pid} has state of keys {sorted(held)}; the "
+                    f"after slice {at}, {pid} has state of keys {sorted(held)}; the "
                     f"sequential evaluation gives keys {sorted(mine)} for it, or other values"
                 )
 
@@ -133,8 +165,14 @@ class Checkers:
         if number not in self._records:
             violated(f"slice {number} is exposed, but it is not what has happened")
         again = (number, sink) in self._shown
-        if again and not (self._disk.targets[sink].forgets and number == self._newest):
+        newest = max((n for n, s in self._shown if s == sink), default=self._first - 1)
+        if again and not (self._disk.targets[sink].forgets and number == newest):
             violated(f"slice {number} is exposed to {sink} again")
+        for passed in range(newest + 1, number):
+            if any(s == sink for s, _ in self._expected[passed]):
+                violated(f"slice {number} is exposed to {sink} before slice {passed}")
+        if not again and number < newest:
+            violated(f"slice {number} is exposed to {sink} after slice {newest}")
         self._shown[number, sink] = rows
         self._check_shown(number, sink)
 
@@ -168,6 +206,9 @@ class Checkers:
         covered = head.cut.slice if head and head.cut else 0
         if covered != self._newest:
             violated(f"the run ended at slice {self._newest}, its cut is at {covered}")
+        chains = {c.name for c in self._job.plan.node_chains}
+        if head and head.cut and head.cut.groups.keys() != chains:
+            violated(f"the run ended, and its cut covers {sorted(head.cut.groups)} only")
 
     # -- the journal and storage ---------------------------------------------------------------
 
@@ -217,21 +258,26 @@ class Checkers:
                 violated(f"{partition} had epoch {epoch}, the journal says {head.epochs}")
 
     def _check_cuts(self) -> None:
-        head = self._disk.journal
-        for found in (head.cut, head.previous) if head else ():
-            if found is not None:
-                self._check_cut(found)
+        for found in self._disk.cuts:
+            self._check_cut(found)
+        for chain in self._job.plan.node_chains:
+            newest = next(iter(self._disk.covering(chain.name)), None)
+            above = self._job.plan.above[chain.name]
+            if newest is not None and not above <= newest.groups.keys():
+                violated(f"{chain.name} begins with cut {newest.slice}, a chain above it cannot")
 
     def _check_cut(self, found: Cut) -> None:
         """All files there; once per cut, that they hold exactly the state after its slice."""
         missing = [f for fs in found.files.values() for f in fs if f not in self._disk.store.files]
         if missing:
             violated(f"cut {found.slice} needs {missing[0]}, which is not there")
-        if found.slice in self._checked_cuts:
+        if found.slice in self._checked_cuts or not found.slice:
             return
         self._checked_cuts.add(found.slice)
         state = self._states[found.slice]
         for chain in self._job.plan.node_chains:
+            if chain.name not in found.groups:
+                continue  # it waited
             groups = found.groups[chain.name]
             restored: dict[int, tuple[int, bool]] = {}
             for index in range(max(groups) + 1):
@@ -247,12 +293,14 @@ class Checkers:
 
     def needed_after(self) -> int:
         """Recoveries may need slices after this one: the older cut, or what there is instead."""
-        head = self._disk.journal
-        if head is None or head.previous is not None:
-            return self._disk.older_cut
         slices = self._disk.slices
         whole = not slices or slices[0].number == 1
-        return 0 if whole or head.cut is None else head.cut.slice
+        after = self._disk.older_cut
+        for chain in {c for cut in self._disk.cuts for c in cut.groups}:
+            found = self._disk.covering(chain)
+            if len(found) == 1 and not whole:
+                after = max(after, found[0].slice)
+        return after
 
     def _check_logs(self) -> None:
         after = self.needed_after()
@@ -268,9 +316,7 @@ class Checkers:
         old = [n for n in self._disk.logged_slices() if n <= older]
         if old:
             violated(f"the log still has slice {old[0]}, the older cut is {older}")
-        head = self._disk.journal
-        cuts = [c for c in (head.cut, head.previous) if c] if head else []
-        named = {f for c in cuts for fs in c.files.values() for f in fs}
+        named = {f for c in self._disk.cuts for fs in c.files.values() for f in fs}
         for path in self._disk.checkpoints():
             slice_no = int(path.rpartition("/")[2].partition("-")[0])
             if slice_no <= older and path not in named:
@@ -319,14 +365,15 @@ class Checkers:
         self, command: RunSlice, placement: Placement, reports: Sequence[NodeReport]
     ) -> None:
         """The buffers of the nodes after a slice: enough, and not too much."""
-        number, backups = command.plan.number, command.backups
+        number, backups, paused = command.plan.number, command.backups, command.plan.paused
         for pid, owner in placement.owners.items():
             if backups is None or pid in backups:
                 self._backed_from.setdefault((pid, owner.epoch), number)
             else:
                 self._backed_from.pop((pid, owner.epoch), None)
         for report in reports:
-            if report.partitions.keys() != placement.hosted_by(report.node).keys():
+            hosted = placement.hosted_by(report.node)
+            if report.partitions.keys() != {p for p in hosted if p.chain not in paused}:
                 continue  # it could not apply the slice, or is another process than before
             machine = self._cluster.machines.get(report.node)
             if machine is None or machine.process.incarnation != report.incarnation:

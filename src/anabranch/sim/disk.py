@@ -32,6 +32,7 @@ class Journalled:
     name: str
     cut: Cut | None
     previous: Cut | None
+    older: tuple[Cut, ...]
     before: tuple[SliceRecord, ...]  # in its head
     after: tuple[SliceRecord, ...]  # line by line
     epochs: dict[PartitionId, int]
@@ -89,9 +90,22 @@ class Disk:
 
     @property
     def older_cut(self) -> int:
-        """No recovery, not even from an unreadable newest cut, begins before this slice."""
+        """No recovery, not even from an unreadable newest cut, begins before this slice: for no
+        chain, also if it waits."""
+        chains = {c for cut in self.cuts for c in cut.groups}
+        seconds = ([*self.covering(c), None, None][1] for c in chains)
+        return min((cut.slice if cut else 0 for cut in seconds), default=0)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """The newest first."""
         journal = self.journal
-        return journal.previous.slice if journal and journal.previous else 0
+        found = (journal.cut, journal.previous, *journal.older) if journal else ()
+        return tuple(c for c in found if c is not None)
+
+    def covering(self, chain: str) -> list[Cut]:
+        """The cuts that a chain can begin with, the newest first."""
+        return [c for c in self.cuts if chain in c.groups]
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -137,6 +151,7 @@ def _parsed(name: str, data: bytes) -> Journalled:
         name,
         Cut.from_json(head["cut"]) if head["cut"] else None,
         Cut.from_json(head["previous"]) if head["previous"] else None,
+        tuple(Cut.from_json(c) for c in head["older"]),
         tuple(slices.values())[: len(head["slices"])],
         tuple(slices.values())[len(head["slices"]) :],
         {PartitionId(chain, index): epoch for chain, index, epoch in head["epochs"]},

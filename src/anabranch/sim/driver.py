@@ -178,7 +178,7 @@ class SimDriver:
         elif self.disk.committed_batch + 1 < len(self.job.batches):
             self._ask(run)
             self._offer(run, self.disk.committed_batch + 1)
-        elif self.requests.pending(self.nodes) and not self._impatient:
+        elif self.requests.pending(self.nodes) and not (self._impatient or run.controller.waiting):
             run.bring(Idled(self.world.now_ms))  # what was accepted must come true
         elif self.world.chance(0.3):
             run.bring(StopRequested(self.world.now_ms))
@@ -214,6 +214,8 @@ class SimDriver:
         placement = run.controller.placement
         assert placement is not None
         possible = self.requests.may(request, self.nodes)
+        if run.controller.waiting:
+            possible = None  # it depends on what waits by then
         self.world.tell("asked for: {}", request)
         self.requests.ask(request, placement)
         try:

@@ -17,6 +17,7 @@ from anabranch.model.commands import (
     RunSlice,
     TrimStorage,
     WriteHead,
+    WriteLate,
     WriteSlice,
 )
 from anabranch.model.events import (
@@ -60,7 +61,7 @@ class SimEffects(Effects):
             weather.torn = known | found
             if isinstance(command, WriteHead) and self._segment not in (None, segment):
                 self._head_written(command)
-            if isinstance(command, WriteHead | WriteSlice):
+            if isinstance(command, WriteHead | WriteSlice | WriteLate):
                 self._checkers.sync()
         self._after(command, event)
         return event
@@ -94,7 +95,7 @@ class SimEffects(Effects):
         # A rebuild may go through an older layout: what that fulfils may be still to do.
         sure = command.placement.groups == command.layout
         self._driver.requests.journalled(command.placement, sure)
-        cuts = [c.slice for c in (command.cut, command.previous) if c]
+        cuts = [c.slice for c in (command.cut, command.previous, *command.older) if c]
         self._world.counts["heads"] += 1
         version = command.placement.version
         self._world.tell("the journal begins anew: cuts {}, placement {}", cuts, version)
@@ -138,9 +139,10 @@ class SimEffects(Effects):
         plan = command.plan
         assert self._placement is not None
         self._world.tell(
-            "slice {} runs: {}, batch {}, attempt {}{} on {} (placement {})",
+            "slice {} runs: {}, batch {}, attempt {}{} on {} (placement {}){}",
             plan.number, plan.feed.value, plan.batch, plan.attempt,
             ", sealed" if plan.seal else "", " ".join(self._placement.nodes), plan.placement,
+            f" without {' '.join(sorted(plan.paused))}" if plan.paused else "",
         )  # fmt: skip
 
     def _tell_recovery(self, plan: RecoveryPlan) -> None:
@@ -152,8 +154,10 @@ class SimEffects(Effects):
         counts["shadows"] += len(plan.shadows)
         counts["senders"] += len(plan.senders)
         counts["promoted"] += len(plan.promoted)
+        counts["comebacks"] += bool(plan.late) and plan.part == 0
+        counts["comebacks in parts"] += bool(plan.late) and plan.part > 0
         self._world.tell(
-            "{} {}.{} from cut {}: {}; promoted {}; slices {}; shadows {}; senders {}",
+            "{} {}.{} from cut {}: {}; promoted {}; slices {}; shadows {}; senders {}; late {}",
             "adjustment" if plan.adjusts else "recovery",
             plan.placement.version,
             plan.part,
@@ -163,4 +167,5 @@ class SimEffects(Effects):
             [s.number for s in plan.slices],
             " ".join(map(str, sorted(plan.shadows))) or "none",
             " ".join(map(str, sorted(plan.senders))) or "none",
+            dict(plan.late) or "none",
         )

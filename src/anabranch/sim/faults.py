@@ -177,14 +177,18 @@ class RandomFaults(Faults):
         return True
 
     def reads(self, path: str, cluster: SimCluster) -> None:
-        """Only a file of the newest cut that the older one does not need, while there is one to
-        fall back on: more damage than that no two cuts can mend."""
-        head = cluster.disk.journal
-        if head is None or head.cut is None or not self._may(self.chances.torn):
+        """Only a file of a chain's newest cut that its older one does not need, while there is one
+        to fall back on: more damage than that no two cuts can mend."""
+        disk = cluster.disk
+        if not disk.cuts or not self._may(self.chances.torn):
             return
-        whole = bool(head.slices) and head.slices[0].number == 1
-        falls_back = head.previous is not None or whole
-        if falls_back and _has(head.cut, path) and not _has(head.previous, path):
+        whole = bool(disk.slices) and disk.slices[0].number == 1
+        chains = {c for cut in disk.cuts for c in cut.groups}
+        found = [disk.covering(c)[:2] for c in sorted(chains)]
+        mended = all(
+            len(cuts) == 2 or whole if _has(cuts[0], path) else True for cuts in found
+        ) and not any(_has(cut, path) for cuts in found for cut in cuts[1:])
+        if mended and any(_has(cuts[0], path) for cuts in found):
             self._count("torn files")
             self.world.tell("{} is torn", path)
             cluster.weather.torn.add(path)

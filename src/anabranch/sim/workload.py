@@ -14,7 +14,7 @@ from typing import Any
 
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.control.policies.strategies import Strategy
-from anabranch.control.settings import ControlConfig
+from anabranch.control.settings import RECOVERY_MODES, ControlConfig
 from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.node.arrow.schemas import declared
@@ -23,6 +23,7 @@ from anabranch.node.protocol.source_task import rows_per_slice
 KEYS = 12
 FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multiple of it
 # Where numbers grow wider: slices in the names of files, a 32-bit integer, ten digits.
+ROW_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # a slice of some rows comes every 0.06 s or so
 WIDE = (10**12 - 3, 2**31 - 3, 10**9 - 2)
 Row = tuple[int, int]  # key, value
 RawRow = tuple[int, int, int]  # key, a value no other row has, event time in microseconds
@@ -108,8 +109,9 @@ class Workload:
     @property
     def row_s(self) -> float:
         """For this long a row keeps a node busy, in the nodes' own reports: time goes on without
-        it, but a batch is cut into slices."""
-        return 0.5 if self.seed % 4 == 1 else 0.0
+        it, but a batch is cut into slices where it is long, and nodes may not do for all queries.
+        """
+        return (0.0, 0.5, 0.0, ROW_S[self.seed % len(ROW_S)])[self.seed % 4]
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -141,6 +143,8 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
     )
     if dice.random() < 0.05:
         config = replace(config, recovery_bound_s=dice.choice((0.25, 1.0)), backups=None)
+    interval_ms, mode = dice.choice((5, 30, 1_000)), dice.choice((*RECOVERY_MODES, "incremental"))
+    config = replace(config, slice_interval_ms=interval_ms, recovery=mode)
     if dice.random() < 0.1:
         config = replace(config, autoscale=AUTOSCALE, slice_interval_ms=20)
     copies = dice.random() < 0.2

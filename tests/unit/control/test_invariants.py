@@ -179,12 +179,11 @@ def slice_trimmed_too_early(play: Play) -> None:
 
 
 def cut_of_the_future(play: Play) -> None:
-    play.controller.ledgers.checkpoints.cut = Cut(9)
+    play.controller.ledgers.checkpoints.cuts = [Cut(9)]
 
 
 def cuts_out_of_order(play: Play) -> None:
-    play.controller.ledgers.checkpoints.cut = Cut(1)
-    play.controller.ledgers.checkpoints.previous = Cut(2)
+    play.controller.ledgers.checkpoints.cuts = [Cut(1), Cut(2)]
 
 
 def sealed_before_it_happened(play: Play) -> None:

@@ -51,7 +51,7 @@ class Ledgers:
             ),
             LayoutLedger(plan, layouts),
             BackupLedger(config.backups if strategy.backups else frozenset(), bound),
-            CostLedger(plan),
+            CostLedger(plan, past.costs, layout=past.groups, interval_ms=config.slice_interval_ms),
             BehindLedger(plan, past.behind),
         )
 
@@ -77,4 +77,5 @@ class Ledgers:
             *self.layouts.journalled(records, placement),
             older=tuple(self.checkpoints.cuts[2:]),
             behind=self.behind.journalled(self.newest_slice),
+            costs=self.costs.costs(placement),
         )
