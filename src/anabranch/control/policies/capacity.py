@@ -143,14 +143,9 @@ def _all_or_nothing(short: Shortage) -> Return:
 def _best(short: Shortage, planner: str) -> Return:
     problem = short.problem
     room = math.fsum(short.placing().rooms.values())
-    best: tuple[int, Placing, frozenset[str]] | None = None
-    for plan in PLANNERS[planner]:
-        placing, chains = _placed(short, plan(problem, room).queries, planner != "operator_centric")
-        value = sum(q.priority for q in short.complete(chains))
-        if best is None or value > best[0]:
-            best = value, placing, chains
-    assert best is not None
-    _, placing, chains = best
+    fill = planner != "operator_centric"
+    tried = [_placed(short, plan(problem, room).queries, fill) for plan in PLANNERS[planner]]
+    placing, chains = min(tried, key=lambda found: _rank(short, *found))
     done = len(short.complete(chains))
     if done == len(short.waiting):
         chains |= short.last(placing)
@@ -159,6 +154,15 @@ def _best(short: Shortage, planner: str) -> Return:
     if not short.live:
         return _one(short)
     return _result(short, placing, chains, short.fitting(placing, len(short.live)))
+
+
+def _rank(
+    short: Shortage, placing: Placing, chains: frozenset[str]
+) -> tuple[int, float, tuple[int, ...]]:
+    """Most priority, then least load, then the first queries."""
+    done = short.complete(chains)
+    order = tuple(i for i, q in enumerate(short.waiting) if q in done)
+    return -sum(q.priority for q in done), round(placing.load, 9), order
 
 
 def _placed(short: Shortage, planned: Sequence[str], fill: bool) -> tuple[Placing, frozenset[str]]:

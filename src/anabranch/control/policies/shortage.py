@@ -180,8 +180,7 @@ class Shortage:
         return f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
 
     def taken(self, placing: Placing) -> str:
-        load = math.fsum((*self.running.values(), *(self.costs[p] for p in placing.placed)))
-        return f"{load:.2f} of {self.capacity(FILL):.2f}"
+        return f"{self.live_load + placing.load:.2f} of {self.capacity(FILL):.2f}"
 
     def fitting(self, placing: Placing, number: int) -> str:
         every = queries_of(len(self.queries))

@@ -6,6 +6,7 @@ forced, nothing is placed where it does not fit.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -42,6 +43,11 @@ class Placing:
         self._stays, self._groups, self._hosts = stays or {}, groups or {}, hosts or {}
         self._order = {node: i for i, node in enumerate(rooms)}
         self._here: Counter[tuple[str, str, str]] = Counter()  # of a group, by node and by host
+
+    @property
+    def load(self) -> float:
+        """Of all that is placed."""
+        return math.fsum(self._costs[name] for name in self.placed)
 
     def place_whole(self, partitions: Iterable[str], ways: Sequence[How] = ("room",)) -> bool:
         """Place all of these that are not placed yet, in the first of these ways that they fit in;

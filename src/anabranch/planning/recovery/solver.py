@@ -185,7 +185,7 @@ class _Solver:
         for value in np.flatnonzero(np.isfinite(short.costs)):
             span = slice(int(value), int(value) + len(long.costs))
             through = long.costs + short.costs[value]
-            better = through < costs[span] - EQUAL * max(1.0, self.limit)
+            better = through < costs[span]
             costs[span][better] = through[better]
             origin[span][better] = value
 
