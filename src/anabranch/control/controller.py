@@ -239,7 +239,7 @@ class Controller:
         choice = self.ledgers.backups.choose(event.reports, plan, placement, *took)
         commands += [choice] if choice else []
         self._scaling.observe(plan, event.reports, *took)
-        self.ledgers.costs.observe(placement, event.reports)
+        self.ledgers.costs.observe(placement, event.reports, self.schedule.began_ms)
         commands += self._scale_itself(event.now_ms)
         if plan.seal:
             self.ledgers.checkpoints.sealed(plan.number, placement, self.schedule.began_ms)

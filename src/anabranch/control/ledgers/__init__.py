@@ -48,7 +48,7 @@ class Ledgers:
             ),
             LayoutLedger(plan, layouts),
             BackupLedger(config.backups if strategy.backups else frozenset(), bound),
-            CostLedger(plan),
+            CostLedger(plan, past.costs, layout=past.groups, interval_ms=config.slice_interval_ms),
         )
 
     @property
@@ -71,4 +71,5 @@ class Ledgers:
             placement,
             dict(self.owners.epochs),
             *self.layouts.journalled(records, placement),
+            costs=self.costs.costs(placement),
         )
