@@ -109,12 +109,12 @@ wave 2  best  (2 partitions)
 query   raw  priority 1  source tasks only
 query   spent.out  priority 1  needs spent
 query   table  priority 1  needs visits
-query   late  priority 3  needs sold
-query   both.out  priority 1  needs sold, paid, both
-query   best.out  priority 1  needs sold, best
 query   firsts.out  priority 1  needs firsts
 query   least.out  priority 1  needs least
-query   balance.out  priority 1  needs balance"""  # noqa: E501 - as it is printed
+query   balance.out  priority 1  needs balance
+query   late  priority 3  needs sold
+query   both.out  priority 1  needs sold, paid, both
+query   best.out  priority 1  needs sold, best"""  # noqa: E501 - as it is printed
 
 
 def test_everything_is_shown() -> None:

@@ -59,7 +59,7 @@ def test_what_chooses_backups_or_owners_itself(options: dict[str, Any]) -> None:
     for mode in RECOVERY_MODES:
         assert config(recovery=mode, **options).recovery == mode
     if "parallel_recovery" not in options:
-        with pytest.raises(ab.ConfigError, match='backups is "adaptive", but .*; give one of the'):
+        with pytest.raises(ab.ConfigError, match=r'backups is "adaptive", but .*; give one of the'):
             config(backups="adaptive", **options)
     assert config(backups="adaptive", strategy="ours").adaptive_backups
 

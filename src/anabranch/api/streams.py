@@ -219,15 +219,9 @@ class Stream:
                 operator=name,
             )
         kernel = sink if aside else None
+        worth = sink_priority(name, priority)
         self.topology._add(
-            Operator(
-                name,
-                Kind.SINK,
-                (self.producers,),
-                kernel,
-                puts_aside=aside,
-                priority=sink_priority(name, priority),
-            )
+            Operator(name, Kind.SINK, (self.producers,), kernel, puts_aside=aside, priority=worth)
         )
         self.topology._sinks[name] = sink
 
