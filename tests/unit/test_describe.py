@@ -45,7 +45,7 @@ def shop() -> ab.Topology:
     )
     visits = user.window(ab.session("30m"), time="ts").aggregate("visits", n=ab.count())
     visits.to("table", ab.Postgres("postgresql://me:hunter2@host/db", "visits", keys=["user"]))
-    sold.late("too_late").to("late", ab.Delta("s3://bucket/late"))
+    sold.late("too_late").to("late", ab.Delta("s3://bucket/late"), priority=3)
     sold.key_by("item").join_windows("both", paid.key_by("item"), left="n", right="most").to(
         "both.out", ab.Parquet("/data/both")
     )
@@ -105,7 +105,16 @@ wave 2  both  (2 partitions)
     sink      both.out  Parquet /data/both  ← both
 wave 2  best  (2 partitions)
     keyed     best  by window_end  top 3 by n, once per window  ← sold
-    sink      best.out  Memory  ← best"""  # noqa: E501 - as it is printed
+    sink      best.out  Memory  ← best
+query   raw  priority 1  source tasks only
+query   spent.out  priority 1  needs spent
+query   table  priority 1  needs visits
+query   firsts.out  priority 1  needs firsts
+query   least.out  priority 1  needs least
+query   balance.out  priority 1  needs balance
+query   late  priority 3  needs sold
+query   both.out  priority 1  needs sold, paid, both
+query   best.out  priority 1  needs sold, best"""  # noqa: E501 - as it is printed
 
 
 def test_everything_is_shown() -> None:

@@ -128,6 +128,13 @@ def test_durations_as_spark_users_write_them(text: str, meant: timedelta) -> Non
         (lambda s: s.union("other"), r"union takes streams, but got str"),
         # the name comes first, and is one
         (lambda s: s.map(lambda f: f), r"map takes the operator's name first .*write \.map\("),
+        *(
+            (
+                lambda s, given=given: s.to("out", ab.Memory(), priority=given),
+                rf"the sink 'out' has the priority {given!r}; give a whole number, 1 or more",
+            )
+            for given in (0, -1, True, 1.5, "high", None)
+        ),
         (lambda s: s.to(ab.Memory()), r"to takes the operator's name first"),
         (lambda s: s.topology.source(read, "in"), r"source takes the operator's name first"),
         (lambda s: s.key_by("k").aggregate(ab.count()), r"aggregate takes the operator's name fir"),
@@ -268,7 +275,17 @@ def ended() -> ab.Topology:
         ({"checkpoint": " "}, r"checkpoint is ' '; name a directory"),
         ({"slice": 1}, r"1 is not a duration"),
         ({"max_rows_per_slice": "5"}, r"max_rows_per_slice is '5'; give a whole number, or None"),
-        ({"backups": "none"}, r"backups is 'none'; give \"all\", \"sources\" or a list"),
+        ({"backups": "none"}, r"backups is 'none'; give \"all\", \"sources\", \"adaptive\" or a l"),
+        (
+            {"backups": "adaptive", "recovery_bound": "2s"},
+            r"backups is \"adaptive\", but with a recovery_bound the job .*; give one of the two",
+        ),
+        (
+            {"backups": "adaptive", "strategy": "SC"},
+            r"backups is \"adaptive\", but strategy 'SC' says itself .*; give one of the two",
+        ),
+        ({"recovery": "fast"}, r"recovery is 'fast'; there are incremental, blocking, eager"),
+        ({"recovery": None}, r"recovery is None; there are incremental, blocking, eager"),
         ({"autoscale": 3}, r"autoscale is 3; give True, False or ab\.Autoscale"),
         ({}, r"spark is None, which is no Spark session; .*EmbeddedCluster"),
     ],

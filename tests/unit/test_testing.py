@@ -167,6 +167,8 @@ def test_a_stop_shows_what_it_closes() -> None:
         {"max_rows_per_slice": 1},
         {"backups": "sources"},
         {"backups": ["sum"]},
+        {"backups": "adaptive", "recovery": "blocking"},
+        {"recovery": "eager"},
         {"recovery_bound": "2s"},
         {"parallel_recovery": 3},
         {"autoscale": True},

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def describe(topology: Topology) -> str:
     """The topology as text: chains by wave; what operators do, by which key and time; sinks and
-    where they lead."""
+    where they lead; queries, and the chains that each needs."""
     if not isinstance(topology, Topology):
         kind = type(topology).__name__
         raise TopologyError(f"describe takes a topology, but got a {kind}; give its .topology")
@@ -38,4 +38,8 @@ def describe(topology: Topology) -> str:
             f"    shuffle   {e.producer} → {e.target_op} by {', '.join(e.keys)}"
             for e in chain.outputs
         ]
+    for query in plan.queries:
+        needs = [c.name for c in plan.node_chains if c.name in query.chains]
+        what = f"needs {', '.join(needs)}" if needs else "source tasks only"
+        lines.append(f"query   {query.sink}  priority {query.priority}  {what}")
     return "\n".join(lines)

@@ -38,6 +38,7 @@ from anabranch.operators.written import (
     no_such_method,
     operator_name,
     predicate_of,
+    sink_priority,
     window_of,
 )
 from anabranch.sinks import Sink
@@ -202,9 +203,12 @@ class Stream:
         self.topology._replace(replace(operator, precombine=False))
         return replace(self._stateless(name, LateRows()), updated_by=None)
 
-    def to(self, name: str, sink: Sink | None = None, *, on_error: str = "fail") -> None:
-        """End the stream in a sink. `on_error` as for a source, for rows that a PostgreSQL sink
-        or its server refuses."""
+    def to(
+        self, name: str, sink: Sink | None = None, *, priority: int = 1, on_error: str = "fail"
+    ) -> None:
+        """End the stream in a sink. After losses that leave too few nodes for all, sinks with more
+        `priority` together come back first. `on_error` as for a source, for rows that a PostgreSQL
+        sink or its server refuses."""
         self.topology._check_sink(name, sink)
         assert sink is not None
         aside = puts_aside(name, on_error)
@@ -215,7 +219,10 @@ class Stream:
                 operator=name,
             )
         kernel = sink if aside else None
-        self.topology._add(Operator(name, Kind.SINK, (self.producers,), kernel, puts_aside=aside))
+        worth = sink_priority(name, priority)
+        self.topology._add(
+            Operator(name, Kind.SINK, (self.producers,), kernel, puts_aside=aside, priority=worth)
+        )
         self.topology._sinks[name] = sink
 
     def _same_topology(self, other: Stream, method: str) -> None:

@@ -199,8 +199,10 @@ class Topology:
         `checkpoint` is a directory that the driver and all nodes can reach; started again with
         the same one, the job goes on where it was. `available_now` ends the job when all data
         that is there now has been processed. `backups` names the operators that keep their output
-        for the recovery of those behind them: "all", "sources" (whose log serves instead) or a
-        list; what is not kept is computed again, which takes longer. With a `recovery_bound`, the
+        for the recovery of those behind them: "all", "sources" (whose log serves instead), a
+        list, or "adaptive": sources only, until two nodes are lost between two checkpoints; then
+        all, until nothing waits any more and a checkpoint has followed. What is not kept is
+        computed again, which takes longer. With a `recovery_bound`, the
         job measures itself and chooses the cheapest backups that bring any lost node back in
         time. A node that gives no sign of life for `node_timeout` counts as lost; one whose
         process is gone is noticed at once. A slice that takes longer than `slice_timeout` ends the
@@ -211,6 +213,10 @@ class Topology:
         nodes it asks for, by itself. With a `parallel_recovery` of 2 or more, a lost partition of
         an operator that only sinks read is rebuilt in this number of parts, each on a node of its
         own, until the next checkpoint makes them one.
+        `recovery` is for losses that leave too few nodes for all queries (a query is a sink, with
+        its priority, and all that feeds it): "incremental", those queries come back that fit and
+        are worth most, the others as nodes come; "blocking", those that are hurt come back when
+        there is room for all; "eager", all come back at once on the nodes there are.
         `drop_state` names operators that are not in the topology any more and whose state in the
         checkpoint is given up. With a `state_url` such as "s3://bucket/job", the files of state
         go there, to any store that fsspec knows; `checkpoint` keeps all the rest. `strategy` is

@@ -95,6 +95,8 @@ def _wave(depth: int) -> str:
 
 
 def _label(op: Operator) -> str:
+    if op.kind is Kind.SINK and op.priority > 1:
+        return f"{op.name}, priority {op.priority}"
     return f"{op.name} by {', '.join(op.keys)}" if op.keys else op.name
 
 

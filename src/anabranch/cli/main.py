@@ -127,8 +127,8 @@ def run(
     backups: Annotated[
         list[str] | None,
         typer.Option(
-            help="all, sources, or an operator that keeps its output for recoveries; then it may "
-            "be repeated.",
+            help="all, sources, adaptive, or an operator that keeps its output for recoveries; "
+            "then it may be repeated.",
             show_default=DEFAULTS["backups"],
         ),
     ] = None,
@@ -136,6 +136,13 @@ def run(
         str | None,
         typer.Option(help="Choose backups so that a lost node is back within this time."),
     ] = DEFAULTS["recovery_bound"],
+    recovery: Annotated[
+        str,
+        typer.Option(
+            help="When too few nodes are left: incremental, blocking (all queries come back "
+            "together) or eager (at once, on any node)."
+        ),
+    ] = DEFAULTS["recovery"],
     node_timeout: Annotated[
         str, typer.Option(help="A node that is silent for so long counts as lost.")
     ] = DEFAULTS["node_timeout"],
@@ -203,6 +210,7 @@ def run(
                 available_now=available_now,
                 backups=_backups(backups),
                 recovery_bound=recovery_bound,
+                recovery=recovery,
                 node_timeout=node_timeout,
                 slice_timeout=slice_timeout,
                 node_wait=node_wait,
@@ -227,11 +235,11 @@ def run(
 
 
 def _backups(given: list[str] | None) -> str | list[str]:
-    """One word may be all or sources; several are operators."""
+    """One word may be all, sources or adaptive; several are operators."""
     if not given:
         default: str = DEFAULTS["backups"]
         return default
-    return given[0] if given in (["all"], ["sources"]) else given
+    return given[0] if given in (["all"], ["sources"], ["adaptive"]) else given
 
 
 @app.command()

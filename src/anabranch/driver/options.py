@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.control.policies.strategies import STRATEGIES, Strategy
+from anabranch.control.settings import RECOVERY_MODES
 from anabranch.errors import ConfigError
 from anabranch.model.duration import Duration, parse_duration
 from anabranch.model.given import whole_number
@@ -25,6 +26,7 @@ class Given(TypedDict, total=False):
     available_now: bool
     backups: str | Sequence[str]
     recovery_bound: Duration | None
+    recovery: str
     node_timeout: Duration
     slice_timeout: Duration | None
     node_wait: Duration | None
@@ -46,6 +48,7 @@ class RunOptions:
     available_now: bool = False
     backups: str | Sequence[str] = "all"
     recovery_bound: Duration | None = None
+    recovery: str = "incremental"
     node_timeout: Duration = "5s"
     slice_timeout: Duration | None = None
     node_wait: Duration | None = None
@@ -76,10 +79,11 @@ class RunOptions:
             )
         if isinstance(self.strategy, str) and self.strategy not in STRATEGIES:
             raise ConfigError(f"strategy is {self.strategy!r}; there are {', '.join(STRATEGIES)}")
-        if isinstance(self.backups, str) and self.backups not in ("all", "sources"):
+        if self.recovery not in RECOVERY_MODES:
             raise ConfigError(
-                f'backups is {self.backups!r}; give "all", "sources" or a list of operator names'
+                f"recovery is {self.recovery!r}; there are {', '.join(RECOVERY_MODES)}"
             )
+        self._check_backups()
         if isinstance(self.drop_state, str):
             raise ConfigError(f"drop_state is {self.drop_state!r}; give a list of operator names")
         if self.state_url is not None:
@@ -88,6 +92,25 @@ class RunOptions:
             positive_ms(option, getattr(self, option))
         for option in ("recovery_bound", "slice_timeout", "node_wait"):
             self._optional_ms(option)
+
+    def _check_backups(self) -> None:
+        if isinstance(self.backups, str) and self.backups not in ("all", "sources", "adaptive"):
+            raise ConfigError(
+                f'backups is {self.backups!r}; give "all", "sources", "adaptive" or a list of '
+                "operator names"
+            )
+        if not self.adaptive_backups:
+            return
+        if self.recovery_bound is not None:
+            raise ConfigError(
+                'backups is "adaptive", but with a recovery_bound the job chooses backups to keep '
+                "it; give one of the two"
+            )
+        if self.survival != Strategy():
+            raise ConfigError(
+                f'backups is "adaptive", but strategy {self.strategy!r} says itself what is kept; '
+                "give one of the two"
+            )
 
     def _optional_ms(self, option: str) -> int | None:
         value: Duration | None = getattr(self, option)
@@ -121,10 +144,15 @@ class RunOptions:
 
     @property
     def backing_up(self) -> frozenset[str] | None:
-        """Operators that back up; None: all."""
+        """Operators that back up, from the start on; None: all."""
         if isinstance(self.backups, str):
             return None if self.backups == "all" else frozenset()
         return frozenset(self.backups)
+
+    @property
+    def adaptive_backups(self) -> bool:
+        """Do operators back up only after several nodes were lost?"""
+        return isinstance(self.backups, str) and self.backups == "adaptive"
 
     @property
     def autoscaling(self) -> Autoscale | None:

@@ -91,6 +91,8 @@ def control_config(parts: JobParts, options: RunOptions) -> ControlConfig:
         autoscale=options.autoscaling,
         parallel_recovery=options.parallel_recovery,
         strategy=options.survival,
+        recovery=options.recovery,
+        adaptive_backups=options.adaptive_backups,
     )
 
 

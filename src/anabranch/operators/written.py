@@ -61,6 +61,16 @@ def operator_name(name: Any, method: str, example: str) -> str:
     return name
 
 
+def sink_priority(name: str, given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise TopologyError(
+            f"the sink {name!r} has the priority {given!r}; give a whole number, 1 or more: sinks "
+            "with more come back first when too few nodes are left",
+            operator=name,
+        )
+    return given
+
+
 def function_of(operator: str, given: Any, method: str) -> Callable[[Any], Any]:
     if isinstance(given, pl.Expr) or not callable(given):
         hint = "; expressions go into .select(...)" if isinstance(given, pl.Expr) else ""

@@ -53,6 +53,11 @@ def test_describe() -> None:
         ([*RUN, "--backups", "nobody"], "backups names nobody, which is no operator"),
         ([*RUN, "--state-url", "somewhere"], "state_url is 'somewhere'"),
         ([*RUN, "--strategy", "hope"], "strategy is 'hope'"),
+        ([*RUN, "--recovery", "hope"], "recovery is 'hope'; there are incremental, blocking, ea"),
+        (
+            [*RUN, "--backups", "adaptive", "--recovery-bound", "2s"],
+            'backups is "adaptive", but with a recovery_bound',
+        ),
         ([*RUN, "--conf", "spark.ui.port"], "--conf is 'spark.ui.port'; write key=value"),
         ([*RUN, "--conf", "driver.memory=1g"], "'driver.memory' is no setting of Spark"),
         ([*RUN, "--conf", "spark.executor.cores=4"], "spark.executor.cores cannot be set: a node"),
@@ -92,6 +97,8 @@ def test_the_command_line_has_every_option_of_start_with_its_default() -> None:
     for name in start.keys() - {"drop_state", "backups"}:
         assert here[name].default == start[name], name
     assert _backups(None) == start["backups"]
+    assert [_backups([w]) for w in ("sources", "adaptive")] == ["sources", "adaptive"]
+    assert _backups(["count"]) == ["count"]
     session = inspect.signature(ab.spark_session).parameters
     for name in ("master", "nodes", "memory"):
         assert here[name].default == session[name].default, name

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.control.plays import Play
 
 from anabranch.control.ledgers.costs import CostLedger
+from anabranch.control.schedule import LONG_S
+from anabranch.control.settings import Past
+from anabranch.model.commands import RunSlice
+from anabranch.model.costs import Costs
+from anabranch.model.events import BatchArrived
 from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Ownership, Placement, even_groups, place, reassign
@@ -37,9 +43,15 @@ def y(index: int) -> PartitionId:
     return PartitionId("y", index)
 
 
-def slice_of(placement: Placement, rows: int, busy_s: dict[PartitionId, float]) -> list[NodeReport]:
-    """Of this number of rows; partitions that are not named are free."""
-    source = SourceReport(0, 1, {"s": rows}, {}, 0, 0.0)
+def slice_of(
+    placement: Placement,
+    rows: int,
+    busy_s: dict[PartitionId, float],
+    waiting: str = "",
+    cpu_s: float = 0.0,
+) -> list[NodeReport]:
+    """Of this number of rows; partitions that are not named are free; a chain may wait."""
+    source = SourceReport(0, 1, {"s": rows}, {}, 0, cpu_s)
     return [
         NodeReport(
             node,
@@ -48,6 +60,7 @@ def slice_of(placement: Placement, rows: int, busy_s: dict[PartitionId, float]) 
             {
                 p: PartitionReport(2, 1, busy_s=busy_s.get(p, 0.0))
                 for p in placement.hosted_by(node)
+                if p.chain != waiting
             },
             sources=(source,) if node == placement.nodes[0] else (),
         )
@@ -60,7 +73,7 @@ def test_nothing_is_known_before_the_first_rows() -> None:
     ledger, placement = CostLedger(plan), place(plan, [A, B], 1, {})
     assert ledger.of(placement) == {}
     assert ledger.slice_s(placement, 100) is None
-    ledger.observe(placement, slice_of(placement, 0, {x(0): 0.1}))
+    ledger.observe(placement, slice_of(placement, 0, {x(0): 0.1}), 0)
     assert ledger.slice_s(placement, 100) is None
 
 
@@ -75,7 +88,7 @@ def test_waves_come_one_after_the_other_each_as_long_as_its_fullest_node() -> No
     )
     busy_s = {x(0): 0.1, x(1): 0.4, y(0): 0.2, y(1): 0.3}
     for _ in range(3):
-        ledger.observe(placement, slice_of(placement, 1000, busy_s))
+        ledger.observe(placement, slice_of(placement, 1000, busy_s), 0)
     assert ledger.slice_s(placement, 1000) == pytest.approx(0.4 + 0.2 + 0.3)
     assert ledger.slice_s(placement, 500) == pytest.approx(0.45)
     one = reassign(placement, [x(1)], [A])
@@ -86,7 +99,7 @@ def test_the_newest_slices_count_most() -> None:
     plan = line()
     ledger, placement = CostLedger(plan), place(plan, [A], 1, {})
     for cost in (1.0, *[3.0] * 30):
-        ledger.observe(placement, slice_of(placement, 100, {x(0): cost}))
+        ledger.observe(placement, slice_of(placement, 100, {x(0): cost}), 0)
     assert ledger.slice_s(placement, 100) == pytest.approx(3.0, rel=0.05)
 
 
@@ -94,7 +107,7 @@ def test_costs_go_with_key_groups() -> None:
     plan = line()
     ledger, placement = CostLedger(plan), place(plan, [A], 1, {})
     busy_s = {x(0): 0.4, x(1): 0.8, y(0): 0.5, y(1): 0.5}
-    ledger.observe(placement, slice_of(placement, 1000, busy_s))
+    ledger.observe(placement, slice_of(placement, 1000, busy_s), 0)
     four = place(plan, [A], 2, {}, {"x": even_groups(8, 4), "y": even_groups(8, 2)})
     assert ledger.of(four) == pytest.approx(
         {x(0): 0.2, x(1): 0.2, x(2): 0.4, x(3): 0.4, y(0): 0.5, y(1): 0.5}
@@ -102,6 +115,115 @@ def test_costs_go_with_key_groups() -> None:
     one = place(plan, [A], 3, {}, {"x": even_groups(8, 1), "y": even_groups(8, 2)})
     assert ledger.of(one)[x(0)] == pytest.approx(1.2)
     assert x(1) not in ledger.of(one)
+
+
+def test_what_waits_keeps_what_it_has_cost() -> None:
+    plan = line()
+    ledger, placement = CostLedger(plan), place(plan, [A], 1, {})
+    busy_s = {x(0): 0.4, x(1): 0.4, y(0): 1.0, y(1): 3.0}
+    for _ in range(3):
+        ledger.observe(placement, slice_of(placement, 1000, busy_s), 0)
+    for _ in range(50):
+        fewer = slice_of(placement, 10, {x(0): 0.008, x(1): 0.008}, waiting="y")
+        ledger.observe(placement, fewer, 0)
+    row_s = {x(0): 0.0004, x(1): 0.0004, y(0): 0.001, y(1): 0.003}
+    assert ledger.costs(placement).row_s != pytest.approx(row_s)  # x is dearer by now
+    assert {p: s for p, s in ledger.costs(placement).row_s.items() if p.chain == "y"} == (
+        pytest.approx({y(0): 0.001, y(1): 0.003})
+    )
+    assert ledger.slice_s(placement, 1000, waiting={"y"}) == pytest.approx(1.6, rel=0.1)
+    assert ledger.slice_s(placement, 1000) == pytest.approx(1.6 + 4.0, rel=0.1)
+
+
+def test_what_waits_keeps_its_cost_under_another_layout() -> None:
+    plan = line()
+    ledger, placement = CostLedger(plan), place(plan, [A], 1, {})
+    ledger.observe(placement, slice_of(placement, 1000, {y(0): 1.0, y(1): 3.0}), 0)
+    ledger.observe(placement, slice_of(placement, 1000, {y(1): 3.0}, waiting="y"), 0)
+    one = place(plan, [A], 3, {}, {"x": even_groups(8, 2), "y": even_groups(8, 1)})
+    assert ledger.costs(one).row_s[y(0)] == pytest.approx(0.004)
+    assert y(1) not in ledger.costs(one).row_s
+
+
+def test_partitions_without_an_owner_are_known_too() -> None:
+    plan = line()
+    ledger, placement = CostLedger(plan), place(plan, [A], 1, {})
+    ledger.observe(placement, slice_of(placement, 1000, {y(0): 1.0, y(1): 3.0}), 0)
+    left = {p: o for p, o in placement.owners.items() if p.chain == "x"}
+    after = Placement(2, placement.groups, left, (A,))
+    assert ledger.costs(after).row_s == {x(0): 0.0, x(1): 0.0, y(0): 0.001, y(1): 0.003}
+    assert ledger.of(after) == {}
+
+
+def test_how_many_rows_come() -> None:
+    plan = line()
+    ledger, placement = CostLedger(plan), place(plan, [A], 1, {})
+    assert (ledger.rows_per_s, ledger.source_share(2)) == (0.0, 0.0)
+    ledger.observe(placement, slice_of(placement, 9_999, {x(0): 1.0}, cpu_s=9.0), 5_000)
+    assert ledger.rows_per_s == 0.0  # nobody knows in which time the first ones came
+    for began_ms in (7_000, 9_000):
+        ledger.observe(placement, slice_of(placement, 1000, {x(0): 1.0}, cpu_s=0.5), began_ms)
+    assert ledger.rows_per_s == pytest.approx(500)
+    assert ledger.source_share(2) == pytest.approx(0.125)
+    assert ledger.source_share(0) == 0.0
+    ledger.observe(placement, slice_of(placement, 1000, {x(0): 1.0}), 3_609_000)  # after a pause
+    assert ledger.rows_per_s == pytest.approx(500)
+    for i in range(40):
+        ledger.observe(placement, slice_of(placement, 100, {x(0): 0.1}), 3_610_000 + 1000 * i)
+    assert ledger.rows_per_s == pytest.approx(100, rel=0.05)
+    assert ledger.costs(placement).load(x(0)) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_long_interval_has_long_pauses() -> None:
+    plan = line()
+    placement = place(plan, [A], 1, {})
+    for interval_ms, known in ((1_000, 0.0), (5_000, 25.0)):
+        ledger = CostLedger(plan, interval_ms=interval_ms)
+        for began_ms in (0, 40_000):
+            ledger.observe(placement, slice_of(placement, 1000, {}), began_ms)
+        assert ledger.rows_per_s == known
+
+
+def test_the_next_run_knows_what_this_one_does() -> None:
+    plan = line()
+    ledger, placement = CostLedger(plan), place(plan, [A, B], 1, {})
+    for began_ms in (0, 1000, 2000):
+        costs = {x(0): 0.4, x(1): 0.1, y(0): 0.2}
+        ledger.observe(placement, slice_of(placement, 1000, costs), began_ms)
+    known = ledger.costs(placement)
+    after = CostLedger(plan, known, layout=placement.groups)
+    assert after.costs(placement).row_s == pytest.approx(known.row_s)
+    assert after.rows_per_s == known.rows_per_s == pytest.approx(1000)
+    assert after.slice_s(placement, 500) == pytest.approx(ledger.slice_s(placement, 500))
+    assert after.of(placement)[x(0)] == pytest.approx(4 * after.of(placement)[x(1)])
+    wider = place(plan, [A, B], 2, {}, {"x": even_groups(8, 4), "y": even_groups(8, 2)})
+    again = CostLedger(plan, known, layout=placement.groups)
+    assert again.costs(wider).row_s[x(0)] == pytest.approx(0.0002)
+    other = CostLedger(line(), Costs({PartitionId("gone", 0): 1.0}), layout={"gone": (0,) * 8})
+    assert other.costs(placement) == Costs()
+
+
+def test_the_head_has_the_costs_and_the_first_batch_of_the_next_run_is_cut() -> None:
+    play = Play()
+    play.start()
+    (run,) = play.controller.handle(BatchArrived(0, 0))
+    assert isinstance(run, RunSlice)
+    assert run.plan.max_rows is None
+    busy = {
+        node: {
+            p: PartitionReport(2, e, busy_s=0.01) for p, e in play.placement.hosted_by(node).items()
+        }
+        for node in play.nodes
+    }
+    play.ran(run, rows=10, partitions=busy[play.nodes[0]])
+    costs = play.controller.ledgers.head().costs
+    (partition,) = busy[play.nodes[0]]
+    assert costs.row_s[partition] == pytest.approx(0.001)
+    second = Play(Past(costs=costs, groups=play.placement.groups))
+    second.start()
+    (run,) = second.controller.handle(BatchArrived(0, 0))
+    assert isinstance(run, RunSlice)
+    assert run.plan.max_rows == pytest.approx(LONG_S / 0.001, abs=1)
 
 
 def test_lost_partitions_go_where_they_cost_least() -> None:

@@ -81,9 +81,10 @@ class CostLedger:
         sources = [s for r in reports for s in r.sources]
         rows = sum(sum(s.rows.values()) for s in sources)
         ran = {p: x.busy_s for r in reports for p, x in r.partitions.items()}
-        for partition in placement.owners.keys() & ran.keys():
-            before = self._seen.get(partition, _Seen())
-            self._seen[partition] = before.then(ran[partition], rows)
+        for partition in placement.owners:
+            if partition in ran:
+                before = self._seen.get(partition, _Seen())
+                self._seen[partition] = before.then(ran[partition], rows)
         before_ms, self._began_ms = self._began_ms, began_ms
         if before_ms is not None:
             seconds = (began_ms - before_ms) / 1000
