@@ -66,14 +66,14 @@ class Showing:
             self._show({n: records[k] for n, k in shown.items() if k in records}, ())
             for name, sink in self._sinks.items():
                 self._holding.check()
-                later = (r.staged.get(name, ()) for r in slices if r.number > shown[name])
-                sink.begin([file for files in later for file in files])
+                later = [r for r in slices if r.number > shown[name]]
+                sink.begin([file for r in later for file in r.staged.get(name, ())])
 
     def show(self, record: SliceRecord, staged: Sequence[Staged]) -> dict[str, int]:
         """Let readers see a slice, but for what waiting chains still owe; how many rows each
         target refused."""
         waiting = set(record.paused)
-        now = {n for n in self._sinks if not waiting.intersection(self._feeds.get(n, ()))}
+        now = [n for n in self._sinks if not waiting.intersection(self._feeds.get(n, ()))]
         return self._shown_by(now, record, staged)
 
     def show_late(
@@ -95,7 +95,7 @@ class Showing:
             if rows.data is not None:
                 self._kept.setdefault((rows.sink, number), {})[rows.writer] = rows
         files = [s for s in staged if s.data is None and s.sink in sinks]
-        return self._show(dict.fromkeys(sinks, record), files)
+        return self._show({n: record for n in self._sinks if n in sinks}, files)
 
     def _show(self, due: Mapping[str, SliceRecord], files: Sequence[Staged]) -> dict[str, int]:
         """Expose a slice in each of these sinks; what targets refuse is shown or kept."""
