@@ -6,6 +6,7 @@ Two chains: "on" goes on while "off" waits from slice 2 to slice 4. The sink `a`
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import anabranch as ab
 from anabranch.driver.holding import Holding
 from anabranch.driver.showing import Showing
-from anabranch.errors import CheckpointMismatchError, ConfigError
+from anabranch.errors import CheckpointMismatchError, ConfigError, InvariantError
 from anabranch.model.commands import WriteHead
 from anabranch.model.placement import Placement
 from anabranch.model.reports import Staged
@@ -303,6 +304,43 @@ def test_rows_that_came_for_a_sink_that_waits_for_others_too_are_kept(tmp_path: 
         showing.show_late(waited, sinks, (staged(chain),))
     assert memory.rows().column("v").to_pylist() == [CODE["off"], CODE["on"]]  # by writer
     holding.close()
+
+
+def test_a_slice_that_has_rows_for_a_sink_is_not_skipped(parquet: Job) -> None:
+    """Also after a restart. Slice 3 has rows of "on", whether "off" has any or not."""
+    life = parquet.life()
+    for _ in range(4):
+        life.step()
+    for again in range(2):
+        if again:
+            life.close()
+            life = parquet.life()
+        life.holding.behind.made_up(Late(3, ("off",)))
+        with pytest.raises(
+            InvariantError, match=r"'u' has not shown slice 3, and is to go on to 4"
+        ):
+            life.showing.show_late(record(4, {}), {"u"}, ())
+    life.close()
+
+
+def test_a_target_ahead_of_its_own_sink_is_refused(parquet: Job) -> None:
+    """A copy of the directory has run; all targets are as far as the journal, but `b` is ahead."""
+    life = parquet.life()
+    for _ in range(5):
+        life.step()
+    life.close()
+    root = parquet.kind.root
+    shutil.copytree(root / "ck", root / "copy")
+    life = parquet.life()
+    for _ in range(2):
+        life.step()
+    life.close()
+    shutil.rmtree(root / "ck")
+    (root / "copy").rename(root / "ck")
+    with pytest.raises(
+        ConfigError, match=r"/b has slice 4 of this job, .* ends with slice 2: that"
+    ):
+        parquet.life()
 
 
 # -- what a start refuses ----------------------------------------------------------------------
