@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 # Fields whose values are made up, or taken from the clock or the machine.
 MADE_UP = frozenset(
     {"job", "place", "share", "key", "socket", "host", "checkpoint", "exposure", "processing_ms"}
+    | {"costs"}
 )
 _ATTEMPT = re.compile(r"-[0-9a-f]{8}\.(staged|parquet)")
 Taken = dict[str, Any]

@@ -10,11 +10,12 @@ one is to show the slice later, they are kept beside the checkpoint:
     <checkpoint>/refused/17/SINK.parquet
 
 They are written before the next slice is shown, while the target can still tell them again, and
-removed when the sink of dead letters has shown theirs.
+removed when the sink of dead letters has shown theirs, before it shows another.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -22,11 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anabranch.driver.holding import Holding
-from anabranch.errors import AnabranchError, StorageError
+from anabranch.errors import AnabranchError, InvariantError, StorageError
 from anabranch.model.reports import Staged
 from anabranch.model.slices import SliceRecord, order_of
 from anabranch.operators.rows.failing import LETTERS
 from anabranch.sinks import Sink, refuse_lost_slices
+from anabranch.sinks.notes import read_note
 from anabranch.storage.identity import Identity
 
 REFUSED = "refused"
@@ -48,6 +50,8 @@ class Showing:
         self._dead_letters = dead_letters
         # By sink and slice, then by writer: rows that no file has.
         self._kept: dict[tuple[str, int], dict[str, Staged]] = {}
+        # By sink: slices that have rows for it, and are to be shown later.
+        self._owed: dict[str, set[int]] = defaultdict(set)
         self._letters = {int(n) for n in holding.store.names(REFUSED) if n.isdecimal()}
 
     def shown(self, sink: str) -> int:
@@ -66,14 +70,15 @@ class Showing:
             self._show({n: records[k] for n, k in shown.items() if k in records}, ())
             for name, sink in self._sinks.items():
                 self._holding.check()
-                later = (r.staged.get(name, ()) for r in slices if r.number > shown[name])
-                sink.begin([file for files in later for file in files])
+                later = [r for r in slices if r.number > shown[name] and name in r.staged]
+                self._owed[name] |= {r.number for r in later}
+                sink.begin([file for r in later for file in r.staged[name]])
 
     def show(self, record: SliceRecord, staged: Sequence[Staged]) -> dict[str, int]:
         """Let readers see a slice, but for what waiting chains still owe; how many rows each
         target refused."""
         waiting = set(record.paused)
-        now = {n for n in self._sinks if not waiting.intersection(self._feeds.get(n, ()))}
+        now = [n for n in self._sinks if not waiting.intersection(self._feeds.get(n, ()))]
         return self._shown_by(now, record, staged)
 
     def show_late(
@@ -92,10 +97,14 @@ class Showing:
     ) -> dict[str, int]:
         for rows in staged:
             number = record.number if rows.slice is None else rows.slice
+            self._owed[rows.sink].add(number)
             if rows.data is not None:
                 self._kept.setdefault((rows.sink, number), {})[rows.writer] = rows
         files = [s for s in staged if s.data is None and s.sink in sinks]
-        return self._show(dict.fromkeys(sinks, record), files)
+        refused = self._show({n: record for n in self._sinks if n in sinks}, files)
+        if self._dead_letters is not None:
+            self._show_letters(self.shown(self._dead_letters))
+        return refused
 
     def _show(self, due: Mapping[str, SliceRecord], files: Sequence[Staged]) -> dict[str, int]:
         """Expose a slice in each of these sinks; what targets refuse is shown or kept."""
@@ -103,13 +112,16 @@ class Showing:
         dead = due.get(self._dead_letters) if self._dead_letters is not None else None
         for name in sorted(due, key=lambda n: n == self._dead_letters):
             sink, number = self._sinks[name], due[name].number
+            self._refuse_skipped(name, number)
             kept = self._kept.pop((name, number), {})
             mine = [s for s in files if s.sink == name]
             mine += sorted(kept.values(), key=lambda s: order_of(s.writer))
             if name == self._dead_letters:
+                self._show_letters(number - 1)
                 mine += self._stage_letters(sink, number, refused)
             self._holding.check()
             letters = _shown(sink, name, number, due[name].staged.get(name, []), mine)
+            self._owed[name].discard(number)
             if name == self._dead_letters:
                 self._forget_letters(number)
             if letters is not None:
@@ -118,7 +130,29 @@ class Showing:
                     self._keep_letters(name, number, letters)
         return {name: letters.num_rows for name, letters in refused.items()}
 
+    def _refuse_skipped(self, name: str, below: int) -> None:
+        skipped = [n for n in self._owed.get(name, ()) if n < below]
+        if skipped:
+            raise InvariantError(
+                f"the sink {name!r} has not shown slice {min(skipped)}, and is to go on to {below}",
+                sink=name,
+                slice=min(skipped),
+            )
+
     # -- dead letters that are shown later -----------------------------------------------------
+
+    def _show_letters(self, upto: int) -> None:
+        """What targets refused of slices that have nothing else for the sink of dead letters."""
+        name = self._dead_letters
+        for number in sorted(n for n in self._letters if n <= upto):
+            assert name is not None
+            self._refuse_skipped(name, number + 1)
+            note = read_note(self._holding.store, name)
+            if note is None or note.slice < number:  # otherwise it could not be removed
+                staged = self._stage_letters(self._sinks[name], number, {})
+                self._holding.check()
+                _shown(self._sinks[name], name, number, (), staged)
+            self._forget_letters(number)
 
     def _stage_letters(
         self, sink: Sink, number: int, refused: Mapping[str, pa.Table]
