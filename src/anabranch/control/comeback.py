@@ -171,7 +171,8 @@ class Comeback(Machine[ComebackState]):
         placement = self._begun_with(past)
         if self._of_older_layouts():
             return False
-        return bool(past.behind) or self._is_short(placement)
+        blocking = self._config.recovery == "blocking"
+        return bool(past.behind) or (not blocking and self._is_short(placement))
 
     def _begun_with(self, past: Past) -> Placement:
         """A placement without owners."""
@@ -182,6 +183,7 @@ class Comeback(Machine[ComebackState]):
     def start(self, past: Past) -> list[Command]:
         """Nobody has any state: all chains come back, those that fit first."""
         ledgers = self._ledgers
+        self._rebuild.give_up()
         ledgers.owners.use(self._begun_with(past), frozenset(), 0)
         ledgers.behind.pause(self._plan.by_name, ledgers.slices.next_slice)
         self._to(ComebackState.WAITING, Cause.START.value)
@@ -197,7 +199,8 @@ class Comeback(Machine[ComebackState]):
             *partitions,
             *(p for p, o in placement.owners.items() if o.node not in there),
         }
-        if not (partitions or abandoned or self.replaying or set(placement.nodes) - there):
+        told = partitions or abandoned or cause.concerns_nodes
+        if not (told or self.replaying or set(placement.nodes) - there):
             return []
         if self.replaying:
             self._tries += 1
@@ -267,13 +270,15 @@ class Comeback(Machine[ComebackState]):
         ledgers, placement = self._ledgers, self._ledgers.owners.placement
         nodes, down = self._nodes, self._ledgers.behind.chains
         missing = [p for c in sorted(down) for p in partitions_of(placement.groups, c)]
+        # On nodes that are drained nothing counts, and nothing is put.
+        homes = {p: o.node for p, o in placement.owners.items() if o.node in nodes}
         loads = {} if self.stops else ledgers.costs.costs(placement).loads
         self._look_at = ledgers.newest_slice + LOOK_AGAIN
         self.choice = choose(
             self._plan.queries,
             down,
-            {p: o.node for p, o in placement.owners.items()},
-            [p for p in missing if p not in placement.owners],
+            homes,
+            [p for p in missing if p not in homes],
             loads,
             nodes,
             source_share=ledgers.costs.source_share(max(1, len(nodes))),

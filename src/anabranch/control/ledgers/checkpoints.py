@@ -163,7 +163,8 @@ class CheckpointLedger:
             self.cuts.append(Cut(0, {}, self._all_groups))
         cut = Cut(self._sealed, self._files, self._groups)
         self.cuts.insert(0, cut)
-        kept = {c.slice for chain in self._all_groups for c in self._covering(chain)[:2]}
+        chains = self._all_groups or {""}
+        kept = {c.slice for chain in chains for c in self._covering(chain)[:2]}
         self.cuts = [c for c in self.cuts if c.slice in kept]
         self._sealed = None
         return cut
