@@ -48,9 +48,12 @@ def continue_from(
     if changes_replay(old, fingerprint):
         # The older cut needs a replay that this topology cannot make, so the newer one has to do.
         _check_files(store, head.cut)
-        head, records = replace(head, previous=None), records[-1:]
+        head, records = replace(head, previous=None, older=()), records[-1:]
     if old["chains"] != fingerprint["chains"]:
-        head = _rechained(head, fingerprint)
+        if head.previous and _waited(head, records) - head.previous.groups.keys():
+            _check_files(store, head.cut)
+            head = replace(head, previous=None)
+        head = _rechained(replace(head, older=()), fingerprint)
     return replace(head, slices=()), records
 
 
@@ -65,8 +68,8 @@ def refuse_misfit(
     topology declares by itself."""
     old, records = head.fingerprint, (*head.slices, *slices)
     check_fit(old, fingerprint, store.where(), dropped)
-    if head.behind and (reason := changes_late_slices(old, fingerprint)):
-        raise _late_needed(store, head.behind, reason)
+    if (lacking := _lacking(head, records)) and (reason := changes_late_slices(old, fingerprint)):
+        raise _late_needed(store, lacking, reason)
     reason = clean_stop_needed(old, fingerprint, head.cut, records)
     if reason is not None:
         raise _replay_needed(store, head.cut, records, reason)
@@ -123,13 +126,24 @@ def _replay_needed(
     )
 
 
-def _late_needed(store: Store, behind: Mapping[str, int], reason: str) -> CheckpointMismatchError:
-    where, first = store.where(), min(behind.values())
+def _waited(head: Head, records: Sequence[SliceRecord]) -> set[str]:
+    """Chains that a cut may lack: in some slice they waited for nodes."""
+    return {c for r in records for c in r.paused} | {c for cut in head.older for c in cut.groups}
+
+
+def _lacking(head: Head, records: Sequence[SliceRecord]) -> list[str]:
+    """Chains that wait for nodes, or came back after the newest cut."""
+    uncovered = _waited(head, records) - head.cut.groups.keys() if head.cut else set[str]()
+    return sorted({*head.behind, *uncovered})
+
+
+def _late_needed(store: Store, chains: Sequence[str], reason: str) -> CheckpointMismatchError:
+    where = store.where()
     return CheckpointMismatchError(
-        f"nodes were lost, and {', '.join(map(repr, sorted(behind)))} could not go on: the slices "
-        f"from {first} on are still to be made up for in {where}, which this topology cannot do: "
-        f"{reason}; start the topology that wrote them once more with enough nodes, stop it "
-        "gracefully, and then start this one",
+        f"nodes were lost, and {', '.join(map(repr, chains))} could not go on: slices are still to "
+        f"be made up for in {where}, or no checkpoint has been completed since, and this topology "
+        f"cannot go on from there: {reason}; start the topology that was run last once more with "
+        "enough nodes, stop it gracefully, and then start this one",
         directory=where,
     )
 

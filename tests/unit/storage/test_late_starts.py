@@ -22,7 +22,7 @@ from anabranch.model.commands import ExposeLate, WriteLate
 from anabranch.model.slices import Cut, Late
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.local import LocalStore
-from anabranch.upgrade.going_on import refuse_lost_state
+from anabranch.upgrade.going_on import continue_from, refuse_lost_state
 from anabranch.upgrade.state_reader import inspect, read_state
 
 
@@ -128,16 +128,51 @@ def test_a_target_is_compared_with_what_its_own_sink_is_to_have_shown(root: Path
 
 
 def test_a_start_says_why_another_topology_must_wait(root: Path) -> None:
-    first = rewritten(root, off_waits).behind["off"]
+    rewritten(root, off_waits)
     for made, reason in (
         (topology(root, "c"), "sink 'c' is new"),
         (topology(root, parallelism=3), "operator 'on' had parallelism 2, now it has 3"),
     ):
-        told = f"'off' could not go on: the slices from {first} on .*: {reason}; .* gracefully"
+        told = f"'off' could not go on: slices are still .*: {reason}; .* gracefully"
         with pytest.raises(CheckpointMismatchError, match=told):
             open_it(root, made)
-    rewritten(root, lambda head: replace(head, behind={}))
+
+
+def paused(head: Head, upto: int) -> Head:
+    """ "off" waited in slices up to this one."""
+    told = (replace(r, paused=("off",)) if r.number <= upto else r for r in head.slices)
+    return replace(head, slices=tuple(told))
+
+
+def test_a_chain_that_came_back_after_the_newest_cut_is_still_needed(root: Path) -> None:
+    """The cut has all slices, but not of this chain."""
+
+    def came_back(head: Head) -> Head:
+        return replace(paused(off_waits(head), head.slices[-1].number), behind={})
+
+    rewritten(root, came_back)
+    with pytest.raises(CheckpointMismatchError, match=r"'off' could not .* sink 'c' is new; .*"):
+        open_it(root, topology(root, "c"))
+    open_it(root, topology(root)).close()
+
+
+def test_after_a_graceful_stop_any_topology_goes_on_with_the_newest_cut(root: Path) -> None:
+    """The one before lacks a chain: of it and others no new chains are made."""
+
+    def stopped(head: Head) -> Head:
+        waits = off_waits(head)
+        assert head.previous is not None
+        return paused(replace(waits, cut=head.cut, behind={}), head.previous.slice)
+
+    told = rewritten(root, stopped)
     open_it(root, topology(root, "c", parallelism=3)).close()
+    renamed = {"both": ["on", "off"]}
+    fingerprint = {**told.fingerprint, "chains": renamed, "parallelism": {"both": 2}}
+    for head, kept in ((told, False), (replace(told, previous=told.older[0]), True)):
+        went_on, _ = continue_from(LocalStore(root / "ck"), head, (), fingerprint)
+        assert went_on.cut is not None and went_on.older == ()
+        assert went_on.cut.groups.keys() == {"both"}
+        assert (went_on.previous is not None) == kept
 
 
 def test_a_cut_that_a_waiting_chain_needs_must_be_whole(root: Path) -> None:
