@@ -70,6 +70,8 @@ class SimDriver:
         self.plan = self.job.plan
         if self.job.other_plans and faults.may("another parallelism", faults.chances.rescaled):
             self.plan = dice.choice(self.job.other_plans)
+            # Chains that wait, or have just come back, go on only as they were.
+            self.cluster.excuses.add(CheckpointMismatchError)
         self.fingerprint = fingerprint(self.plan)
         self.offsets = (self.disk.offered_batch, self.disk.committed_batch)
         if faults.may("misfits", faults.chances.misfit):

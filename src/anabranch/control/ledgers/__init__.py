@@ -62,8 +62,12 @@ class Ledgers:
 
     @property
     def uncut(self) -> bool:
-        """Are there slices that no checkpoint covers?"""
-        return self.newest_slice > self.checkpoints.cut_slice
+        """Are there slices, or chains that do not wait, that the newest checkpoint does not cover?
+        """
+        checkpoints = self.checkpoints
+        live = [c for c in self.owners.chains if c not in self.behind.first]
+        lacking = any(checkpoints.covering(c) is not checkpoints.cut for c in live)
+        return lacking or self.newest_slice > checkpoints.cut_slice
 
     def head(self) -> WriteHead:
         """What a restart has to know, as of now."""

@@ -30,6 +30,11 @@ class OwnerLedger:
             raise InvariantError("no partition has an owner yet", machine="rebuild")
         return self.in_force
 
+    @property
+    def chains(self) -> set[str]:
+        """That have owners."""
+        return {p.chain for p in self.in_force.owners} if self.in_force else set()
+
     # -- nodes ---------------------------------------------------------------------------------
 
     def join(self, nodes: Iterable[NodeId], hosts: Mapping[NodeId, str]) -> None:
