@@ -67,6 +67,9 @@ def _list(console: Console, found: Checkpoint) -> None:
         before = "none" if found.previous is None else f"slice {found.previous}"
         _print(console, f"newest checkpoint: slice {found.cut} (the one before: {before})")
         console.print(_operators_table(found))
+    for name, lacks in found.behind.items():
+        told = next((f" (state of slice {o.cut})" for o in found.operators if o.name == name), "")
+        _print(console, f"{name} waits for nodes, and lacks the slices from {lacks} on{told}")
     if found.slices:
         first, last = found.slices[0].number, found.slices[-1].number
         rows = sum(sum(s.rows.values()) for s in found.slices)

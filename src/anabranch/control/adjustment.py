@@ -21,7 +21,7 @@ from anabranch.control.rebuild import Rebuild
 from anabranch.control.recovery import plan_recovery
 from anabranch.control.story import Machine, Story
 from anabranch.control.wishes import Change, Wishes
-from anabranch.errors import InvariantError
+from anabranch.errors import AdjustmentError, InvariantError
 from anabranch.model.commands import Command, PollNodes, PreparePartitions, ReleaseNodes
 from anabranch.model.ids import NodeId
 from anabranch.model.plan import Plan
@@ -81,6 +81,7 @@ class Adjustment(Machine[AdjustmentState]):
 
     def scale(self, operator: str, parallelism: int) -> None:
         """Another parallelism is asked for; AdjustmentError where that cannot be."""
+        self._refuse_while_chains_wait()
         placement, divided = self._ledgers.owners.placement, self._ledgers.layouts.divided
         chain = self._wishes.chain_of(operator)
         # What a recovery has divided is put together first.
@@ -90,8 +91,17 @@ class Adjustment(Machine[AdjustmentState]):
 
     def drain(self, node: NodeId, load: Load) -> None:
         """Have a node emptied; AdjustmentError where that cannot be."""
+        self._refuse_while_chains_wait()
         self._wishes.drain(node, self._ledgers.owners.nodes, load)
         self.start_over(f"node {node} is drained")
+
+    def _refuse_while_chains_wait(self) -> None:
+        waiting = self._ledgers.behind.chains
+        if waiting:
+            raise AdjustmentError(
+                f"nothing can be moved while {', '.join(sorted(waiting))} wait to come back after "
+                "a loss; add nodes, or ask again when everything is back"
+            )
 
     def spread(self) -> None:
         """Nodes joined."""
@@ -130,6 +140,8 @@ class Adjustment(Machine[AdjustmentState]):
     def step(self) -> list[Command]:
         """The next step, between two slices; [] when they may go on."""
         newest, checkpoints = self._ledgers.newest_slice, self._ledgers.checkpoints
+        if self._ledgers.behind.first:
+            return []  # the placement changes with what comes back
         change = self.change or self._next_change()
         if change is None:
             return []

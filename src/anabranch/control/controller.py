@@ -2,7 +2,8 @@
 
 The controller only routes. What is known is in ledgers/. What happens is up to three machines with
 names, states and a table of legal moves each: the slice in hand (schedule.py), the partitions that
-are rebuilt (rebuild.py) and the change of the placement (adjustment.py). What reports mean is in
+are rebuilt (rebuild.py), chains that wait and come back beside slices (comeback.py) and the change
+of the placement (adjustment.py). What reports mean is in
 verdict.py. Every move is told (story.py); whatever breaks an invariant carries the story, and a
 run that validates itself checks all of them after every event (invariants.py).
 """
@@ -15,6 +16,7 @@ from typing import assert_never
 
 from anabranch.control import verdict
 from anabranch.control.adjustment import Adjustment
+from anabranch.control.comeback import Comeback
 from anabranch.control.invariants import check
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.load import Load
@@ -26,7 +28,15 @@ from anabranch.control.story import Story, described, entity_of
 from anabranch.control.wishes import Wishes
 from anabranch.errors import AdjustmentError, InvariantError
 from anabranch.model import events
-from anabranch.model.commands import Command, FailRun, FinishRun, PollNodes, TrimStorage
+from anabranch.model.commands import (
+    AwaitNodes,
+    Command,
+    FailRun,
+    FinishRun,
+    PollNodes,
+    RecoverPartitions,
+    TrimStorage,
+)
 from anabranch.model.events import Event
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement
@@ -55,6 +65,7 @@ class Controller:
     def __init__(
         self, plan: Plan, config: ControlConfig, past: Past, validate: bool = False
     ) -> None:
+        self.plan = plan
         self._past = past
         self._validate = validate
         self.story = Story()
@@ -62,6 +73,7 @@ class Controller:
         # Where rows may come out differently, a copy would not be one.
         self.wishes = Wishes(plan, config.strategy.copies and plan.repeatable)
         self.rebuild = Rebuild(plan, config, self.ledgers, self.wishes, self.story)
+        self.comeback = Comeback(plan, config, self.ledgers, self.wishes, self.rebuild, self.story)
         self.adjustment = Adjustment(plan, self.ledgers, self.wishes, self.rebuild, self.story)
         self.schedule = Schedule(config, self.ledgers, self.adjustment, past.generation, self.story)
         self._scaling = SelfScaling(plan, config, past, self.ledgers, self.wishes, self.adjustment)
@@ -72,9 +84,9 @@ class Controller:
     def phase(self) -> Phase:
         if self.schedule.state is SliceState.ENDED:
             return Phase.ENDED
-        if self.rebuild.state is RebuildState.AWAITING:
+        if self.rebuild.state is RebuildState.AWAITING or self.comeback.awaiting:
             return Phase.WAITING
-        if not self.rebuild.whole:
+        if not self._is_whole:
             return Phase.RECOVERING
         return Phase.STOPPING if self.schedule.stopping else Phase.RUNNING
 
@@ -87,6 +99,11 @@ class Controller:
     def frontier(self) -> dict[PartitionId, int]:
         """The next slice of every partition."""
         return self.ledgers.owners.frontier
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Chains that are in no slice for now."""
+        return self.ledgers.behind.chains
 
     @property
     def newest(self) -> SliceRecord | None:
@@ -149,6 +166,8 @@ class Controller:
             case events.PartitionsRecovered():
                 return self._on_recovered(event)
             case events.RestoreFailed():
+                if self.comeback.replaying:
+                    return self._come_back(self.comeback.torn(event.error), event)
                 return self._rebuild(self.rebuild.torn(event.error), event.now_ms)
             case events.BatchArrived():
                 self.schedule.waiting_batch = event
@@ -164,10 +183,12 @@ class Controller:
             case events.NodesPolled():
                 return self._on_poll(event)
             case events.Idled():
-                commands = self._scale_itself(event.now_ms)
-                return commands + (self.schedule.idle(event.now_ms) if self.rebuild.whole else [])
+                commands, parts = self._scale_itself(event.now_ms), self._parts(event.now_ms)
+                if parts or not self._is_whole:
+                    return commands + parts
+                return commands + self.schedule.idle(event.now_ms)
             case events.StopRequested():
-                self.schedule.stop_asked = True
+                self.schedule.stop_asked = self.comeback.stops = True
             case _:
                 assert_never(event)
         return self._go_on(event.now_ms)
@@ -178,7 +199,26 @@ class Controller:
             if self.ledgers.checkpoints.in_flight:
                 return [PollNodes()]
             return self._rebuild(self.rebuild.next_stage(), now_ms)
-        return self.schedule.next(now_ms) if self.rebuild.whole else []
+        return self._parts(now_ms) or (self.schedule.next(now_ms) if self._is_whole else [])
+
+    @property
+    def _is_whole(self) -> bool:
+        """Is everything that takes part in slices where it belongs, and nothing being replayed?"""
+        return self.rebuild.whole and self.comeback.may_rest
+
+    def _parts(self, now_ms: int) -> list[Command]:
+        """Of what comes back beside slices. A slice that was cut short comes first."""
+        if not self._is_whole or self.schedule.state is not SliceState.FREE:
+            return []
+        commands = self.comeback.step(now_ms, self.schedule.began_ms)
+        return self._come_back(commands) if commands else []
+
+    def _come_back(self, commands: list[Command], event: Event | None = None) -> list[Command]:
+        """Go on, after an event, where there is nothing to do for those that wait."""
+        if not commands:
+            return self._go_on(event.now_ms) if event is not None else []
+        self.adjustment.rebuilding()
+        return commands
 
     def _rebuild(self, commands: list[Command], now_ms: int) -> list[Command]:
         """Go on where there is nothing to rebuild. A change of the placement waits for a rebuild
@@ -193,33 +233,58 @@ class Controller:
     def _on_joined(self, event: events.NodesJoined) -> list[Command]:
         owners = self.ledgers.owners
         owners.join(event.nodes, event.hosts)
+        if not self.comeback.absent:
+            return self._come_back(self.comeback.joined(), event)
         if self.rebuild.state is not RebuildState.AWAITING or not owners.nodes:
             self.adjustment.spread()
             return self._go_on(event.now_ms)
         if owners.in_force is None:
+            if self.comeback.starts(self._past):
+                return self._come_back(self.comeback.start(self._past))
             return self._rebuild(self.rebuild.start(self._past), event.now_ms)
+        if self.comeback.takes(self.rebuild.lost):
+            return self._come_back(self.comeback.lost((), Cause.NODES_CAME))
         return self._rebuild(self.rebuild.again(frozenset(), Cause.NODES_CAME), event.now_ms)
 
     def _on_lost(self, event: events.NodesLost) -> list[Command]:
         self.ledgers.owners.leave(event.nodes)
         self.adjustment.nodes_lost(event.nodes)
         self.schedule.interrupt(event.logged)
+        owners = self.ledgers.owners
+        gone = owners.owned_by(event.nodes) if owners.in_force else frozenset()
+        if self.comeback.takes(gone):
+            owners.forget_processes(event.nodes)
+            commands = self.comeback.lost(gone, Cause.NODES_LOST)
+            return self._come_back(commands, event)
         return self._rebuild(self.rebuild.nodes_lost(event.nodes, event.now_ms), event.now_ms)
 
     def _on_recovered(self, event: events.PartitionsRecovered) -> list[Command]:
-        self.rebuild.expected()
+        if not self.comeback.replaying:
+            self.rebuild.expected()
         replaced = self._if_replaced(event, None)
         if replaced:
             return replaced
+        if self.comeback.replaying:
+            return self._on_part(event)
         commands = self.rebuild.recovered(event.reports, event.now_ms)
-        if commands:
+        if self.rebuild.state in (RebuildState.REPLAYING, RebuildState.AWAITING):
             return self._rebuild(commands, event.now_ms)
-        commands = self._on_reports(event.reports)
+        commands += self._on_reports(event.reports)
         if self.rebuild.whole:
             self.adjustment.rebuilt()
             self.schedule.reopen()
             commands += self.adjustment.release()
         return commands + self._go_on(event.now_ms)
+
+    def _on_part(self, event: events.PartitionsRecovered) -> list[Command]:
+        """Something has made up for a part of what it lacks."""
+        commands = self.comeback.recovered(event.reports)
+        if commands and isinstance(commands[-1], RecoverPartitions | AwaitNodes | FailRun):
+            return self._come_back(commands)
+        if self.comeback.absent:
+            self.schedule.reopen()
+            self.adjustment.spread()
+        return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)
 
     def _on_slice(self, event: events.SliceRan) -> list[Command]:
         plan = self.schedule.reported(event.number)
@@ -232,8 +297,9 @@ class Controller:
             return [FailRun(error)]
         if verdict.lacking(event.reports):
             self.schedule.interrupt(logged)
-            return self._rebuild(self.rebuild.lacked(plan.number, event.reports), event.now_ms)
+            return self._on_lacking(plan.number, event)
         self.rebuild.slice_happened()
+        self.comeback.slice_ran()
         commands = self.schedule.happened(plan, event)
         placement, took = self.ledgers.owners.placement, (self.schedule.began_ms, event.now_ms)
         choice = self.ledgers.backups.choose(event.reports, plan, placement, *took)
@@ -242,11 +308,21 @@ class Controller:
         self.ledgers.costs.observe(placement, event.reports, self.schedule.began_ms)
         commands += self._scale_itself(event.now_ms)
         if plan.seal:
-            self.ledgers.checkpoints.sealed(plan.number, placement, self.schedule.began_ms)
+            began_ms = self.schedule.began_ms
+            self.ledgers.checkpoints.sealed(plan.number, placement, began_ms, plan.paused)
         commands += self._on_reports(event.reports)
         if self.schedule.waiting_batch is not None and not self.schedule.stop_asked:
             return commands  # it is offered again: between two slices, others have their turn
         return commands + self._go_on(event.now_ms)
+
+    def _on_lacking(self, slice_no: int, event: events.SliceRan) -> list[Command]:
+        if self.comeback.absent:
+            return self._rebuild(self.rebuild.lacked(slice_no, event.reports), event.now_ms)
+        lost = verdict.not_hosted(event.reports)
+        commands = self.rebuild.lacked_too_often(slice_no, event.reports)
+        if lost and not commands:
+            commands = self.comeback.lost(lost, Cause.INPUT_LACKED)
+        return self._come_back(commands, event)
 
     def _on_poll(self, event: events.NodesPolled) -> list[Command]:
         """What goes wrong between slices (a full disk, a lost node) must end the waiting too."""
@@ -265,10 +341,15 @@ class Controller:
         if not nodes:
             return []
         self.schedule.interrupt(logged)
-        return self._rebuild(self.rebuild.processes_replaced(nodes), event.now_ms)
+        if self.comeback.absent:
+            return self._rebuild(self.rebuild.processes_replaced(nodes), event.now_ms)
+        owners = self.ledgers.owners
+        owners.forget_processes(nodes)
+        lost = owners.owned_by(nodes)
+        return self._come_back(self.comeback.lost(lost, Cause.PROCESS_REPLACED))
 
     def _scale_itself(self, now_ms: int) -> list[Command]:
-        running = self.phase is Phase.RUNNING
+        running = self.phase is Phase.RUNNING and self.comeback.absent
         return self._scaling.decide(now_ms, self.schedule.wall_ms, running)
 
     def _on_reports(self, reports: Sequence[NodeReport]) -> list[Command]:

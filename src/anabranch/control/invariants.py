@@ -18,12 +18,14 @@ from anabranch.errors import InvariantError
 from anabranch.model.commands import (
     AwaitNodes,
     Command,
+    ExposeLate,
     ExposeSlice,
     PollNodes,
     PreparePartitions,
     RecoverPartitions,
     RunSlice,
     WriteHead,
+    WriteLate,
     WriteSlice,
 )
 from anabranch.model.ids import PartitionId
@@ -57,6 +59,8 @@ def commands_come_in_order(commands: Sequence[Command]) -> Iterator[str]:
         match command:
             case ExposeSlice() if WriteSlice not in kinds[:at]:
                 yield f"slice {command.record.number} is shown before it is journalled"
+            case ExposeLate() if kinds[at - 1] is not WriteLate or not at:
+                yield f"late rows of slice {command.record.number} are shown before a line says so"
             case RecoverPartitions() if command.plan.part == 0 and WriteHead not in kinds[:at]:
                 yield f"placement {command.plan.placement.version} is used before it is journalled"
             case _:
@@ -71,7 +75,9 @@ def every_partition_has_an_owner_or_is_being_rebuilt(run: Controller) -> Iterato
     if owners.in_force is None:
         return
     lost = run.rebuild.lost | run.rebuild.promoted
-    waiting = run.rebuild.state is RebuildState.AWAITING
+    waiting = run.rebuild.state is RebuildState.AWAITING or run.comeback.awaiting
+    if run.comeback.awaiting:
+        lost |= owners.placement.owners.keys()
     for partition, owner in owners.placement.owners.items():
         if owner.node not in owners.nodes and not (waiting and partition in lost):
             yield f"{partition} is owned by node {owner.node}, which is not there"
@@ -87,7 +93,8 @@ def every_key_group_has_a_partition(run: Controller) -> Iterator[str]:
     if placement is None:
         return
     routed = {PartitionId(c, index) for c, groups in placement.groups.items() for index in groups}
-    for partition in sorted(routed ^ placement.owners.keys()):
+    without = {p for p in routed - placement.owners.keys() if p.chain in run.waiting}
+    for partition in sorted((routed ^ placement.owners.keys()) - without):
         yield f"{partition} has {'no owner' if partition in routed else 'no key group'}"
 
 
@@ -112,7 +119,8 @@ def partitions_are_where_the_slices_are(run: Controller) -> Iterator[str]:
     if frontier.keys() != placement.owners.keys():
         yield f"frontiers of {sorted(map(str, frontier))}, owners of {len(placement.owners)}"
     for partition, at in frontier.items():
-        if at > upto or (at != reached and partition not in run.rebuild.lost):
+        rebuilt = partition in run.rebuild.lost or partition.chain in run.waiting
+        if at > upto or (at != reached and not rebuilt):
             yield f"{partition} is at slice {at}, the next one is {reached}"
 
 
@@ -132,6 +140,8 @@ def what_is_lost_agrees_with_the_rebuild(run: Controller) -> Iterator[str]:
         yield f"everything is whole, and {', '.join(map(str, sorted(missing)))} lost"
     if (rebuild.state is RebuildState.REPLAYING) != (rebuild.running is not None):
         yield f"it is {rebuild.state.name}, and {'a' if rebuild.running else 'no'} recovery runs"
+    if not rebuild.whole and not run.comeback.absent:
+        yield f"it is {rebuild.state.name}, and chains wait: {', '.join(sorted(run.waiting))}"
     if rebuild.state is RebuildState.AWAITING and run.nodes:
         yield f"it waits for a node, and there is {', '.join(run.nodes)}"
     if rebuild.running is not None and rebuild.running.placement != run.placement:
@@ -139,8 +149,39 @@ def what_is_lost_agrees_with_the_rebuild(run: Controller) -> Iterator[str]:
 
 
 def no_slice_runs_while_partitions_are_rebuilt(run: Controller) -> Iterator[str]:
-    if not run.rebuild.whole and run.schedule.state is SliceState.RUNNING:
+    if run.schedule.state is not SliceState.RUNNING:
+        return
+    if not run.rebuild.whole:
         yield f"the slice is RUNNING, the rebuild {run.rebuild.state.name}"
+    if run.comeback.replaying:
+        yield "the slice is RUNNING, and so is a part of what comes back"
+
+
+# -- chains that wait --------------------------------------------------------------------------
+
+
+def what_waits_is_closed_downstream(run: Controller) -> Iterator[str]:
+    plan, waiting = run.plan, run.waiting
+    for chain in sorted(plan.below(waiting) - waiting):
+        yield f"{chain} takes part in slices, and a chain above it waits"
+    if run.rebuild.whole and run.comeback.absent != (not waiting):
+        yield f"{', '.join(sorted(waiting)) or 'no chain'} waits, it is {run.comeback.state.name}"
+    in_hand = run.schedule.slice if run.schedule.state is SliceState.RUNNING else None
+    if in_hand is not None and in_hand.paused != waiting:
+        yield f"slice {in_hand.number} runs without {sorted(in_hand.paused)}"
+
+
+def what_waiting_chains_need_is_kept(run: Controller) -> Iterator[str]:
+    checkpoints, slices = run.ledgers.checkpoints, run.ledgers.slices
+    for chain, first in run.ledgers.behind.first.items():
+        cut = checkpoints.covering(chain)
+        since = cut.slice if cut else 0
+        if since >= first:
+            yield f"{chain} lacks slice {first}, and the cut it begins with is that of {since}"
+        if not slices.reaches(since):
+            yield f"{chain} begins after slice {since}, and slices are known from later on"
+        if cut is not None and not run.plan.above[chain] <= cut.groups.keys():
+            yield f"{chain} begins with the cut of {since}, which lacks a chain above it"
 
 
 # -- the adjustment ----------------------------------------------------------------------------
@@ -207,14 +248,14 @@ def slices_are_contiguous(run: Controller) -> Iterator[str]:
     for before, after in pairwise(slices.records):
         if after.number != before.number + 1:
             yield f"{after.number} comes after {before.number}"
-    older = run.ledgers.checkpoints.previous or run.ledgers.checkpoints.cut
-    if not slices.reaches(older.slice if older else 0):
-        yield f"those after {older and older.slice} begin with {slices.records[0].number}"
+    older = run.ledgers.checkpoints.replay_from - 1
+    if not slices.reaches(older):
+        yield f"those after {older} begin with {slices.records[0].number}"
 
 
 def cuts_are_of_slices_that_have_happened(run: Controller) -> Iterator[str]:
     checkpoints = run.ledgers.checkpoints
-    cuts = [c.slice for c in (checkpoints.previous, checkpoints.cut) if c]
+    cuts = [c.slice for c in reversed(checkpoints.cuts)]
     cuts += [] if checkpoints.sealed_slice is None else [checkpoints.sealed_slice]
     for older, newer in pairwise(cuts):
         if newer <= older:
@@ -232,6 +273,8 @@ RULES: dict[Callable[[Controller], Iterator[str]], str] = {
     backups_are_known_of_every_partition: "rebuild",
     what_is_lost_agrees_with_the_rebuild: "rebuild",
     no_slice_runs_while_partitions_are_rebuilt: "slice",
+    what_waits_is_closed_downstream: "comeback",
+    what_waiting_chains_need_is_kept: "comeback",
     a_change_follows_the_placement_in_force: "adjustment",
     a_switch_is_a_rebuild_and_nothing_else: "adjustment",
     the_layout_is_the_current_one: "adjustment",

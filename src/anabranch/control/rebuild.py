@@ -23,6 +23,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from anabranch.control import verdict
+from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.control.settings import ControlConfig, Past
@@ -31,7 +32,16 @@ from anabranch.control.wishes import Wishes
 from anabranch.errors import AnabranchError, ClusterError, InvariantError
 from anabranch.model.commands import AwaitNodes, Command, FailRun, RecoverPartitions
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import Placement, adjust, place, promote, reassign, split
+from anabranch.model.placement import (
+    Layout,
+    Placement,
+    adjust,
+    place,
+    promote,
+    reassign,
+    routing,
+    split,
+)
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
@@ -52,7 +62,9 @@ class RebuildState(Enum):
 
 
 LEGAL = {
-    RebuildState.AWAITING: frozenset({RebuildState.AWAITING, RebuildState.REPLAYING}),
+    RebuildState.AWAITING: frozenset(
+        {RebuildState.AWAITING, RebuildState.REPLAYING, RebuildState.WHOLE}
+    ),
     RebuildState.REPLAYING: frozenset(RebuildState),
     RebuildState.SEALING: frozenset({RebuildState.AWAITING, RebuildState.REPLAYING}),
     RebuildState.WHOLE: frozenset({RebuildState.AWAITING, RebuildState.REPLAYING}),
@@ -93,11 +105,31 @@ class Rebuild(Machine[RebuildState]):
     def start(self, past: Past) -> list[Command]:
         """Give out all partitions for the first time in this run."""
         owners = self._ledgers.owners
-        kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
-        version = past.placement_version + 1
+        kept, version = self.groups_of(past), past.placement_version + 1
         placement = place(self._plan, owners.nodes, version, past.epochs, kept, owners.hosts)
         self._ledgers.layouts.placed(placement.groups)
         return self.begin(frozenset(placement.owners), placement, Cause.START)
+
+    def groups_of(self, past: Past) -> Layout:
+        """The layout to begin with."""
+        kept = {c: g for c, g in past.groups.items() if c not in past.rescaled}
+        return routing(self._plan, kept)
+
+    def everything(self, cause: Cause) -> list[Command]:
+        """All partitions, from the newest cut that there is, whoever had which."""
+        owners, layouts = self._ledgers.owners, self._ledgers.layouts
+        version, nodes = owners.placement.version + 1, self._wishes.allowed(owners.nodes)
+        placement = place(self._plan, nodes, version, owners.epochs, layouts.current, owners.hosts)
+        return self.begin(frozenset(placement.owners), placement, cause)
+
+    def give_up(self) -> frozenset[PartitionId]:
+        """Others see to it from here on (comeback.py): what was being rebuilt."""
+        unfinished = self.lost | self.promoted
+        if not self.whole:
+            self.running, self._parts, self._known_ms = None, [], None
+            self.lost = self.promoted = self._begun = frozenset()
+            self._to(RebuildState.WHOLE, "chains wait")
+        return unfinished
 
     def nodes_lost(self, nodes: Collection[NodeId], now_ms: int) -> list[Command]:
         """They are gone, with all they had; [] if that was nothing. The time it takes counts from
@@ -203,6 +235,7 @@ class Rebuild(Machine[RebuildState]):
         if checkpoints.cut is None:
             return [FailRun(error)]
         checkpoints.fall_back()
+        checkpoints.back_to_all(self._ledgers.behind.first)
         if not self._ledgers.slices.reaches(checkpoints.cut_slice):
             return [FailRun(error)]
         plan = self.running
@@ -275,6 +308,7 @@ class Rebuild(Machine[RebuildState]):
         """
         self._to(RebuildState.REPLAYING, cause.value)
         ledgers, owners = self._ledgers, self._ledgers.owners
+        ledgers.checkpoints.back_to_all(ledgers.behind.first)
         first = ledgers.checkpoints.cut_slice + 1
         records, layout, more = ledgers.layouts.stage(ledgers.slices.after(first - 1))
         self.stage_end = records[-1].number if more else None
@@ -298,7 +332,10 @@ class Rebuild(Machine[RebuildState]):
             copied,
             self.promoted,
         )
-        self.running = replace(planned, cause=cause, what=what, more=bool(self._parts))
+        behind = ledgers.behind.first
+        late = {c: behind[c] for c in planned.chains_restored if c in behind}
+        more = bool(self._parts)
+        self.running = replace(planned, cause=cause, what=what, more=more, late=late)
         ledgers.backups.begin(lost, first)
         ledgers.backups.copied(copied, first)
         return [ledgers.head(), RecoverPartitions(self.running)]
@@ -316,25 +353,31 @@ class Rebuild(Machine[RebuildState]):
     def lacked(self, slice_no: int, reports: Sequence[NodeReport]) -> list[Command]:
         """Some partition could not run a slice, though no node is known to be lost: packets were.
         [] when only the slice has to run again."""
-        if not self._may_try_again(()):
-            partition, why = next(iter(verdict.lacking(reports).items()))
-            return [
-                FailRun(
-                    ClusterError(
-                        f"slice {slice_no}: {partition} lacked input {MAX_TRIES} times ({why}); "
-                        "start the job again with the same checkpoint directory, nothing "
-                        "committed is lost",
-                        slice=slice_no,
-                    )
-                )
-            ]
+        too_often = self.lacked_too_often(slice_no, reports)
+        if too_often:
+            return too_often
         lost = verdict.not_hosted(reports)
         self._ledgers.owners.drop_copies(lost)  # it may be the copy that is not there
         return self.again(lost, Cause.INPUT_LACKED)
 
+    def lacked_too_often(self, slice_no: int, reports: Sequence[NodeReport]) -> list[Command]:
+        if self._may_try_again(()):
+            return []
+        partition, why = next(iter(verdict.lacking(reports).items()))
+        return [
+            FailRun(
+                ClusterError(
+                    f"slice {slice_no}: {partition} lacked input {MAX_TRIES} times ({why}); "
+                    "start the job again with the same checkpoint directory, nothing "
+                    "committed is lost",
+                    slice=slice_no,
+                )
+            )
+        ]
+
     def recovered(self, reports: Sequence[NodeReport], now_ms: int) -> list[Command]:
-        """The nodes are done with a part: the next one, or one more try; [] when the stage is
-        complete, and with the last one everything WHOLE."""
+        """The nodes are done with a part: what was lacking is shown. Then the next one, or one more
+        try, unless the stage is complete, and with the last one everything WHOLE."""
         plan, ledgers = self.expected(), self._ledgers
         when = f"replay of slices {plan.first} to {plan.next_slice - 1}"
         error = verdict.first_failure(reports, when, plan.next_slice - 1)
@@ -348,21 +391,22 @@ class Rebuild(Machine[RebuildState]):
         if error is not None:
             return [FailRun(error)]
         ledgers.owners.advance(reports, plan.next_slice, plan.restored, self._begun)
+        late = made_up(self._plan, ledgers, plan, reports)
         if self._parts:
             slices = self._replayed(self._parts.pop(0))
             more = bool(self._parts)
             self.running = replace(plan, slices=slices, part=plan.part + 1, more=more)
-            return [RecoverPartitions(self.running)]
+            return [*late, RecoverPartitions(self.running)]
         self.running, self.lost = None, frozenset()
         if self.stage_end is not None:
             ledgers.checkpoints.sealed(self.stage_end, ledgers.owners.placement, now_ms)
             self._to(RebuildState.SEALING)
-            return []
+            return late
         if self._known_ms is not None:
             ledgers.backups.recovered(plan, now_ms - self._known_ms, reports)
         self._known_ms, self.promoted = None, frozenset()
         self._to(RebuildState.WHOLE)
-        return []
+        return late
 
     def expected(self) -> RecoveryPlan:
         """What the nodes are at."""

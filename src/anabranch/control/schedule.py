@@ -136,7 +136,8 @@ class Schedule(Machine[SliceState]):
         return []
 
     def _timer_is_due(self, now_ms: int) -> bool:
-        return self._ledgers.owners.timer_is_due(self._time.at(now_ms, self.wall_ms))
+        paused = self._ledgers.behind.chains
+        return self._ledgers.owners.timer_is_due(self._time.at(now_ms, self.wall_ms), paused)
 
     def _stop(self, now_ms: int) -> list[Command]:
         """Close what the watermark allows, seal the last slice, wait for its files, end. The rest
@@ -214,7 +215,8 @@ class Schedule(Machine[SliceState]):
 
     def _run(self, plan: SlicePlan) -> list[Command]:
         placement = self._ledgers.owners.placement
-        plan = replace(plan, placement=placement.version)
+        paused = self._ledgers.behind.chains
+        plan = replace(plan, placement=placement.version, paused=paused)
         if plan.feed is Feed.LIVE:
             plan = replace(plan, max_rows=self._rows_in_time(placement))
         self.slice = plan
@@ -263,9 +265,9 @@ class Schedule(Machine[SliceState]):
         """Every partition has applied the slice: journal it, then show it."""
         self.slice = None
         self._to(SliceState.FREE, f"slice {plan.number} has happened")
-        self._ledgers.owners.advance(
-            event.reports, plan.number + 1, self._ledgers.owners.placement.owners
-        )
+        owners = self._ledgers.owners
+        live = [p for p in owners.placement.owners if p.chain not in plan.paused]
+        owners.advance(event.reports, plan.number + 1, live)
         return self._commit(plan, event)
 
     def _commit(self, plan: SlicePlan, event: SliceRan) -> list[Command]:

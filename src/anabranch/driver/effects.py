@@ -22,6 +22,7 @@ from anabranch.errors import ClusterError, StorageError
 from anabranch.model.commands import (
     AwaitNodes,
     Command,
+    ExposeLate,
     ExposeSlice,
     FailRun,
     FinishBatch,
@@ -36,6 +37,7 @@ from anabranch.model.commands import (
     RunSlice,
     TrimStorage,
     WriteHead,
+    WriteLate,
     WriteSlice,
 )
 from anabranch.model.events import (
@@ -171,6 +173,11 @@ class Effects:
                 self._holding.write_slice(command.record)
             case ExposeSlice():
                 self._history.slice_shown(self._showing.show(command.record, command.staged))
+            case WriteLate():
+                self._holding.write_late(command.late)
+            case ExposeLate():
+                refused = self._showing.show_late(command.record, command.sinks, command.staged)
+                self._history.late_shown(refused)
             case WriteHead():
                 if command.cut is not None:
                     self._history.checkpointed(command.cut.slice)

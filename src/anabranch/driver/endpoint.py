@@ -153,7 +153,7 @@ def ask(directory: Path, request: Mapping[str, Any]) -> Answer:
     try:
         where = json.loads(text)
         if (found := format_of(where)) != FORMAT:
-            raise AdjustmentError(f"{path} {other_format(found, FORMAT, 'ask the job with')}")
+            raise AdjustmentError(f"{path} {other_format(found, FORMAT, use='ask the job with')}")
         name, key, host = where["socket"], bytes.fromhex(where["key"]), where["host"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise AdjustmentError(f"{path} is damaged; start the job again to have it anew") from None

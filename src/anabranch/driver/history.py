@@ -82,6 +82,11 @@ class History:
         self.untold.append(shown)
         self._remark(shown, refused)
 
+    def late_shown(self, refused: Mapping[str, int]) -> None:
+        """Rows of sinks that had waited are out, of a slice that happened before."""
+        for sink, rows in refused.items():
+            self.totals.refuse(sink, rows, self._dead_letters)
+
     def _remark(self, shown: Progress, refused: Mapping[str, int]) -> None:
         said = self._watch.observe(
             Seen(

@@ -14,8 +14,9 @@ from typing import Any
 from anabranch.control.settings import Past
 from anabranch.driver import notes
 from anabranch.errors import AnabranchError
+from anabranch.model.behind import Behind
 from anabranch.model.commands import WriteHead
-from anabranch.model.slices import SliceRecord
+from anabranch.model.slices import Late, SliceRecord
 from anabranch.storage.generations import Generation
 from anabranch.storage.journal import Head, Journal
 from anabranch.storage.store import Store
@@ -43,6 +44,7 @@ class Holding:
             self.close()
             raise
         self.confirmed = self.past.slices[-1].number if self.past.slices else 0  # newest journalled
+        self.behind = Behind(self.past.behind, self.confirmed)  # as the journal says by now
 
     def _resume(self, dropped: Collection[str]) -> Past:
         past = Past(generation=self.generation)
@@ -62,6 +64,9 @@ class Holding:
                 placement_version=head.placement_version,
                 generation=self.generation,
                 autoscaler=self._autoscaler_memory(),
+                older=head.older,
+                behind=head.behind,
+                costs=head.costs,
             )
             # From here on an older driver's journal is not read by anybody, whatever becomes of
             # this one; only now may sinks and storage be touched.
@@ -97,6 +102,12 @@ class Holding:
         """From here on it has happened."""
         self._journal.append(record)
         self.confirmed = record.number
+        self.behind.happened(record)
+
+    def write_late(self, late: Late) -> None:
+        """From here on chains have made up for a slice; what they staged for it is its own."""
+        self._journal.append(late)
+        self.behind.made_up(late)
 
     def write_head(self, command: WriteHead) -> None:
         """Begin a new segment of the journal."""
@@ -111,8 +122,12 @@ class Holding:
                 groups=command.layout,
                 layouts=command.layouts,
                 placement_version=command.placement.version,
+                older=command.older,
+                behind=command.behind,
+                costs=command.costs,
             )
         )
+        self.behind = Behind(command.behind, self.confirmed)
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """What the autoscaler knows, for the next run."""

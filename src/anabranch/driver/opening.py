@@ -18,9 +18,10 @@ from anabranch.driver.preparing import JobParts, backup_chains, check_paths
 from anabranch.driver.starting import announce, newest_phase
 from anabranch.driver.status import JobStatus
 from anabranch.errors import AdjustmentError
+from anabranch.model.behind import Behind
 from anabranch.model.slices import SliceRecord
 from anabranch.node.arrow.schemas import declared
-from anabranch.sinks import Home, refuse_lost_slice
+from anabranch.sinks import Home, refuse_lost_slices
 from anabranch.storage.identity import find_identity, new_identity
 from anabranch.storage.journal import DirectoryLock, Journal
 from anabranch.storage.local import LocalStore
@@ -37,6 +38,7 @@ class Opening:
         self.root = checkpoint.absolute()
         self.store = LocalStore(self.root)
         self._endpoint: Endpoint | None = None
+        self._behind = Behind()
         announce(f"opening the checkpoint directory {checkpoint}")
         check_paths(parts.sinks)
         backup_chains(parts.plan, options.backing_up)
@@ -61,15 +63,20 @@ class Opening:
         records = (*head.slices, *slices)
         if not records:
             return None
-        refuse_lost_slice(records[-1], self.parts.sinks, self.store)
+        self._behind = Behind(head.behind, records[-1].number)
+        refuse_lost_slices(records, self._shown(), self.parts.sinks, self.store)
         return records[-1]
 
+    def _shown(self) -> dict[str, int]:
+        """The newest slice that each sink is to have shown."""
+        feeds = self.parts.plan.evaluating
+        return {name: self._behind.shown(feeds.get(name, ())) for name in self.parts.sinks}
+
     def _look_at_sinks(self) -> None:
-        job = find_identity(self.store) or new_identity(self.store)
-        newest = self._newest.number if self._newest else 0
+        job, shown = find_identity(self.store) or new_identity(self.store), self._shown()
         self.bind_sinks(None)
-        for sink in self.parts.sinks.values():
-            sink.look(job, newest)
+        for name, sink in self.parts.sinks.items():
+            sink.look(job, shown[name])
 
     def bind_sinks(self, spark: Any) -> None:
         topology = self.parts.plan.graph

@@ -132,7 +132,7 @@ class Run:
             self._held.append(holding.close)
             past = holding.past
             self.controller = Controller(job.plan, job.config, past, job.validate)
-            showing = Showing(job.sinks, holding, job.dead_letters)
+            showing = Showing(job.sinks, holding, job.plan.evaluating, job.dead_letters)
             showing.take_over(job.identity)
             cut = past.cut.slice if past.cut else 0
             self.history = History(job.watch, clock, job.dead_letters, cut)

@@ -32,6 +32,7 @@ class Placement:
 
     `nodes` are those a wave runs on: the owners, or any one where there are no partitions, and
     those that have a copy of a partition (active replication), which applies all it does.
+    Partitions of chains that wait have an owner only if they have state, or just get one.
     """
 
     version: int
@@ -55,6 +56,25 @@ class Placement:
     def partitions(self, chain: str) -> list[PartitionId]:
         return [p for p in self.owners if p.chain == chain]
 
+    def owned(self, owners: Mapping[PartitionId, Ownership], nodes: Sequence[NodeId]) -> Placement:
+        """The next one, with these owners."""
+        return replace(
+            self, version=self.version + 1, owners=owners, nodes=_nodes_of(owners, nodes)
+        )
+
+
+def partitions_of(layout: Layout, chain: str) -> list[PartitionId]:
+    """All of a chain, whether they have an owner or not."""
+    return [PartitionId(chain, index) for index in range(max(layout[chain]) + 1)]
+
+
+def routing(plan: Plan, groups: Layout | None) -> Layout:
+    """Key groups as they are, and even ones for chains that are new."""
+    found = dict(groups or {})
+    for chain in plan.node_chains:
+        found.setdefault(chain.name, even_groups(plan.graph.key_groups, chain.parallelism))
+    return found
+
 
 def even_groups(key_groups: int, parallelism: int) -> tuple[int, ...]:
     """Contiguous, even ranges of key groups: a split moves as few groups as it can."""
@@ -75,18 +95,15 @@ def place(
     """
     if not nodes:
         raise ClusterError("no node is ready; the Spark application has no executors")
-    routing = dict(groups or {})
-    for chain in plan.node_chains:
-        routing.setdefault(chain.name, even_groups(plan.graph.key_groups, chain.parallelism))
+    layout = routing(plan, groups)
     loads = _Loads(nodes, hosts or {})
     owners: dict[PartitionId, Ownership] = {}
     for chain in plan.node_chains:
-        for index in range(max(routing[chain.name]) + 1):
-            partition = PartitionId(chain.name, index)
+        for partition in partitions_of(layout, chain.name):
             node = loads.best(partition)
             loads.add(partition, node)
             owners[partition] = Ownership(node, epochs.get(partition, 0) + 1)
-    return Placement(version, routing, owners, _nodes_of(owners, nodes))
+    return Placement(version, layout, owners, _nodes_of(owners, nodes))
 
 
 def _nodes_of(
@@ -95,7 +112,7 @@ def _nodes_of(
     copies: Mapping[PartitionId, NodeId] | None = None,
 ) -> tuple[NodeId, ...]:
     used = [o.node for o in owners.values()] + list((copies or {}).values())
-    return tuple(dict.fromkeys(used)) or (nodes[0],)
+    return tuple(dict.fromkeys(used)) or tuple(nodes[:1])
 
 
 class _Loads:

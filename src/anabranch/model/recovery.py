@@ -23,6 +23,7 @@ class Cause(Enum):
     RECOVERY_LACKED = "recovery incomplete"
     CHECKPOINT_TORN = "checkpoint unreadable"
     ADJUSTMENT = "adjustment"  # nothing was lost: the placement changes
+    ROOM = "room for chains that waited"
 
     @property
     def concerns_nodes(self) -> bool:
@@ -57,13 +58,17 @@ class RecoveryPlan:
     what: str = ""  # of an adjustment: what it changes
     copied: frozenset[PartitionId] = frozenset()  # get a copy, from the cut; nothing is replayed
     promoted: frozenset[PartitionId] = frozenset()  # their copies take their place as they are
-    # Per sink that lacks slices, the first one whose rows are staged.
+    # Per chain that lacks slices, the first one whose rows for sinks are staged.
     late: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def adjusts(self) -> bool:
         """Is it an online adjustment, and no recovery from a loss?"""
         return self.cause is Cause.ADJUSTMENT
+
+    @cached_property
+    def chains_restored(self) -> frozenset[str]:
+        return frozenset(p.chain for p in self.restored)
 
     @property
     def first(self) -> int:

@@ -106,14 +106,16 @@ class SliceRecord:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SliceRecord:
         known = {_READ.get(name, name): value for name, value in data.items()}
+        known["paused"] = tuple(data.get("paused", ()))
         chunks = tuple(data.get("chunks", ()))
         return SliceRecord(**{"watermarks": None, **known, "chunks": chunks})
 
     def with_late(self, late: Late) -> SliceRecord:
-        """With the files that chains which had waited have staged for it."""
+        """With the files that chains which had waited have staged for it, in the order that they
+        would have had in time."""
         staged = {sink: list(files) for sink, files in self.staged.items()}
         for sink, files in late.staged.items():
-            staged.setdefault(sink, []).extend(files)
+            staged[sink] = sorted({*staged.get(sink, ()), *files}, key=_order_of_file)
         return replace(self, staged=staged)
 
 
@@ -133,6 +135,17 @@ class Late:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Late:
         return Late(data["late"], tuple(data["chains"]), data["staged"])
+
+
+def order_of(writer: str) -> tuple[str, int]:
+    """Of a writer's rows among those of a sink and slice: source-2 comes before source-10."""
+    kind, _, number = writer.rpartition("-")
+    return (kind, int(number)) if number.isdecimal() else (writer, 0)
+
+
+def _order_of_file(name: str) -> tuple[tuple[str, int], str]:
+    """A staged file is named by its writer, and then by its attempt (`sinks.staged`)."""
+    return order_of(name.rpartition("/")[2].rsplit(".", 2)[0]), name
 
 
 _RECORDED = tuple(f.name for f in fields(SliceRecord))

@@ -16,7 +16,7 @@ from typing import Any
 
 from anabranch.model.commands import WriteHead
 from anabranch.model.ids import PartitionId
-from anabranch.model.slices import Cut, SliceRecord
+from anabranch.model.slices import Cut, Late, SliceRecord
 from anabranch.sim.payload import Keys
 from anabranch.sim.sinks import Target
 from anabranch.sim.store import SimStore
@@ -129,11 +129,15 @@ def _parsed(name: str, data: bytes) -> Journalled:
             break
         lines.append(json.loads(body))
     head = lines[0]
+    told = [*head["slices"], *(r for r in lines[1:] if "late" not in r)]
+    slices = {r["number"]: SliceRecord.from_json(r) for r in told}
+    for late in (Late.from_json(r) for r in lines[1:] if "late" in r):
+        slices[late.slice] = slices[late.slice].with_late(late)
     return Journalled(
         name,
         Cut.from_json(head["cut"]) if head["cut"] else None,
         Cut.from_json(head["previous"]) if head["previous"] else None,
-        tuple(SliceRecord.from_json(r) for r in head["slices"]),
-        tuple(SliceRecord.from_json(r) for r in lines[1:]),
+        tuple(slices.values())[: len(head["slices"])],
+        tuple(slices.values())[len(head["slices"]) :],
         {PartitionId(chain, index): epoch for chain, index, epoch in head["epochs"]},
     )

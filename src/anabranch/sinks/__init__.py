@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.sinks.base import Home, Sink, refuse_lost_slice
+from anabranch.sinks.base import Home, Sink, refuse_lost_slice, refuse_lost_slices
 from anabranch.sinks.delta import Delta
 from anabranch.sinks.foreach import ForEachSlice
 from anabranch.sinks.memory import Console, Memory
@@ -19,4 +19,5 @@ __all__ = [
     "Postgres",
     "Sink",
     "refuse_lost_slice",
+    "refuse_lost_slices",
 ]

@@ -5,12 +5,14 @@ slice with the names of what was staged and then calls `expose`, which may be re
 between the two is mended by exposing the newest journalled slice again at the next start.
 
 A start is `bind`, `look`, `check`, `take_over`, `expose` of the newest journalled slice, `begin`.
+A sink whose rows are still to be made up for stays behind the journal: to it, the newest slice is
+the last that is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,7 +80,7 @@ class Sink:
 
     def take_over(self, job: Identity, generation: int, newest: int) -> None:
         """At a start, on the driver, before anything is exposed or removed. `generation` is this
-        driver's, `newest` the slice with which the job's journal ends (0: a new one).
+        driver's, `newest` the slice with which the job's journal ends for this sink (0: a new one).
 
         Refuses a target that holds another job's slices, or later ones of this job than its
         journal knows. No other driver on the job's checkpoint directory ever has the same
@@ -105,12 +107,26 @@ class Sink:
         """
         raise NotImplementedError
 
-    def begin(self) -> None:
-        """The newest journalled slice is shown: remove what earlier generations staged and never
-        exposed."""
+    def begin(self, keep: Collection[str] = ()) -> None:
+        """The newest slice is shown: remove what earlier generations staged and never exposed, but
+        for the files to `keep`, which the journal names for slices that are shown later."""
 
     def close(self) -> None:
         """The run has ended: let go of connections."""
+
+
+def refuse_lost_slices(
+    records: Sequence[SliceRecord],
+    shown: Mapping[str, int],
+    sinks: Mapping[str, Sink],
+    store: Store,
+) -> None:
+    """At a start, before anything is exposed again: what is still to be shown must have a sink to
+    go to. `shown` says of sinks up to which slice they are; the newest one, if nothing."""
+    newest = records[-1].number if records else 0
+    for record in records:
+        due = {n: f for n, f in record.staged.items() if record.number >= shown.get(n, newest)}
+        refuse_lost_slice(replace(record, staged=due), sinks, store)
 
 
 def refuse_lost_slice(record: SliceRecord, sinks: Mapping[str, Sink], store: Store) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,8 @@ class Parquet(StagedSink):
         the path for Parquet, if the checkpoint directory is on the same file system."""
         return super()._staging(), self._staging()
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, keep: Collection[str] = ()) -> None:
+        super().begin(keep)
         path = Path(self.path)
         self._sweep(super()._staging())
         # Of the version before; what it kept there is in the job's note.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -112,8 +112,8 @@ class Postgres(StagedSink):
     def refused(self, table: pa.Table) -> list[Refused]:
         return unfit_rows(table)
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, keep: Collection[str] = ()) -> None:
+        super().begin(keep)
         with explained("remove", self._noted()):
             for leftover in self._noted().parent.glob(f".{self._noted().name}.*.tmp"):
                 leftover.unlink(missing_ok=True)

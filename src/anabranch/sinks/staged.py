@@ -19,7 +19,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,23 +123,24 @@ class StagedSink(Sink):
         self._refuse_behind(held, newest)
         self._place_id = held.place
 
-    def begin(self) -> None:
+    def begin(self, keep: Collection[str] = ()) -> None:
         before = self._note or Note("")
         self._write_note(before.slice, before.exposure)
-        self._sweep(self._staging())
+        self._sweep(self._staging(), {Path(name).parent.name for name in keep})
         forget_older(self.home.store, self.home.sink, self._generation)
 
     def _write_note(self, slice_no: int, exposure: str) -> None:
         self._note = Note(self._place_id, slice_no, exposure)
         write_note(self.home.store, self.home.sink, self._generation, self._note)
 
-    def _sweep(self, staging: Path) -> None:
+    def _sweep(self, staging: Path, keep: Collection[str] = ()) -> None:
         """Remove what earlier generations left, and nothing of a later one: this driver may be
         the one that has been replaced. Each at once: an older driver that still wants to use it
-        finds all of it or nothing."""
+        finds all of it or nothing. What to `keep` are names of directories."""
         for name in sorted(self.home.store.names(str(staging))):
             found = _STAGED.fullmatch(name)
-            if found and int(found[1]) < self._generation:
+            earlier = found and int(found[1]) < self._generation
+            if earlier and name not in keep:
                 self._drop(staging / name)
 
     def _drop(self, directory: Path) -> None:

@@ -3,9 +3,10 @@
 A directory of segments `GENERATION-NUMBER.jsonl`, of which only the newest counts: the last one of
 the newest generation, so that a driver which does not know yet that it has been replaced cannot
 take its successor's place. A segment's first line is the head (format version, driver generation,
-fingerprint of the topology, the last two cuts, the slices after the older cut, epochs and routing);
-each further line is one slice. A line is its CRC-32 in hex, a blank, JSON. A torn last line is
-dropped: that slice has not happened. A new segment is written whole and renamed, at every start and
+fingerprint of the topology, the cuts, the slices after the oldest that is needed, epochs, routing
+and which chains lack slices); each further line is one slice, or says that chains which had waited
+have made up for one. A line is its CRC-32 in hex, a blank, JSON. A torn last line is dropped: that
+has not happened. A new segment is written whole and renamed, at every start and
 at every completed checkpoint, so a restart reads a bounded amount however long the job has run.
 Whatever was written counts only once no newer generation is found afterwards (generations.py).
 """
@@ -18,25 +19,32 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from anabranch.errors import CheckpointLockedError, StorageError
+from anabranch.model.behind import Behind
+from anabranch.model.costs import Costs
 from anabranch.model.ids import PartitionId
-from anabranch.model.slices import Cut, SliceRecord
+from anabranch.model.slices import Cut, Late, SliceRecord
 from anabranch.storage.files import explained, make_private
 from anabranch.storage.store import Growing, Store
 from anabranch.storage.versions import check_format
 
-FORMAT = 1
+FORMAT = 2
+READ = (1, FORMAT)  # the first one knew no chains that wait
 DIRECTORY = "journal"
+LATE = "late"  # only lines of what came late have it
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line of a segment: everything a restart needs from before it."""
+    """The first line of a segment: everything a restart needs from before it.
+
+    `older` cuts, the newest first, are for chains that the two newest do not cover; `behind` is
+    the first slice that a chain lacks."""
 
     generation: int
     fingerprint: Mapping[str, Any]
@@ -47,6 +55,14 @@ class Head:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     placement_version: int = 0
     layouts: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    older: tuple[Cut, ...] = ()
+    behind: Mapping[str, int] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
+
+    def cut_of(self, chain: str) -> Cut | None:
+        """The newest cut that covers the chain; the newest of all, where none does."""
+        cuts = (self.cut, self.previous, *self.older)
+        return next((c for c in cuts if c is not None and chain in c.groups), self.cut)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,11 +71,14 @@ class Head:
             "fingerprint": self.fingerprint,
             "cut": self.cut and self.cut.to_json(),
             "previous": self.previous and self.previous.to_json(),
+            "older": [c.to_json() for c in self.older],
             "slices": [s.to_json() for s in self.slices],
             "epochs": [[p.chain, p.index, e] for p, e in self.epochs.items()],
             "groups": {c: list(g) for c, g in self.groups.items()},
             "mapping_version": self.placement_version,
             "layouts": [[v, {c: list(g) for c, g in x.items()}] for v, x in self.layouts.items()],
+            "behind": self.behind,
+            "costs": self.costs.to_json(),
         }
 
     @staticmethod
@@ -74,6 +93,9 @@ class Head:
             groups={c: tuple(g) for c, g in data["groups"].items()},
             placement_version=data["mapping_version"],
             layouts={v: {c: tuple(g) for c, g in x.items()} for v, x in data.get("layouts", [])},
+            older=tuple(Cut.from_json(c) for c in data.get("older", [])),
+            behind=data.get("behind", {}),
+            costs=Costs.from_json(data["costs"]) if "costs" in data else Costs(),
         )
 
 
@@ -148,7 +170,9 @@ class Journal:
         self._number = 0
 
     def read(self) -> tuple[Head, list[SliceRecord]] | None:
-        """The newest segment's head and slices; None for a new directory."""
+        """The newest segment's head and slices; None for a new directory. What came late is told
+        as if it had been there when the head was written: files with their slices, and in `behind`
+        of the head what is lacked at the end."""
         segments = self._segments()
         if not segments:
             return None
@@ -168,11 +192,9 @@ class Journal:
                 "with a new checkpoint directory",
                 path=newest,
             )
-        check_format(newest, found[0].get("format"), FORMAT)
+        check_format(newest, found[0].get("format"), *READ)
         head = Head.from_json(found[0])
-        slices = [SliceRecord.from_json(r) for r in found[1:]]
-        _check_order([*head.slices, *slices], newest)
-        return head, slices
+        return _told(head, found[1:], newest)
 
     def begin(self, head: Head) -> None:
         """Start a new segment, which replaces all older ones."""
@@ -202,15 +224,49 @@ class Journal:
                 found[int(generation or 0), int(number)] = f"{DIRECTORY}/{name}"
         return found
 
-    def append(self, record: SliceRecord) -> None:
-        """Make a slice have happened: durable when this returns."""
+    def append(self, happened: SliceRecord | Late) -> None:
+        """Make a slice have happened, or chains have made up for one: durable when this
+        returns."""
         assert self._segment is not None
-        self._segment.add(_line(record.to_json()))
+        self._segment.add(_line(happened.to_json()))
         self._still_mine()
 
     def close(self) -> None:
         if self._segment is not None:
             self._segment.close()
+
+
+def _told(
+    head: Head, lines: Sequence[Mapping[str, Any]], path: str
+) -> tuple[Head, list[SliceRecord]]:
+    """The head and the slices after it, with all that the lines say."""
+    slices = [*head.slices, *(SliceRecord.from_json(r) for r in lines if LATE not in r)]
+    _check_order(slices, path)
+    records, later = {s.number: s for s in slices}, iter(slices[len(head.slices) :])
+    behind = Behind(head.behind, newest_of(head, ()))
+    for line in lines:
+        if LATE not in line:
+            behind.happened(next(later))
+            continue
+        late = Late.from_json(line)
+        if late.slice not in records or late.slice > behind.newest:
+            raise StorageError(
+                f"the journal {path} says that {', '.join(late.chains)} made up for slice "
+                f"{late.slice}, which it does not have; restore the directory from a copy, or "
+                "start with a new checkpoint directory",
+                path=path,
+            )
+        records[late.slice] = records[late.slice].with_late(late)
+        behind.made_up(late)
+    told = tuple(records.values())
+    first = len(head.slices)
+    return replace(head, slices=told[:first], behind=behind.chains), list(told[first:])
+
+
+def newest_of(head: Head, slices: Sequence[SliceRecord]) -> int:
+    """The number of the newest slice that has happened."""
+    records = slices or head.slices
+    return records[-1].number if records else head.cut.slice if head.cut else 0
 
 
 def _check_order(slices: Sequence[SliceRecord], path: str) -> None:

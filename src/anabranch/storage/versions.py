@@ -13,10 +13,10 @@ from typing import Any
 from anabranch.errors import StorageError
 
 
-def check_format(path: Path | str, found: object, reads: int) -> None:
+def check_format(path: Path | str, found: object, *reads: int) -> None:
     """Refuse what this version does not read."""
-    if found != reads or isinstance(found, bool):
-        raise StorageError(f"{path} {other_format(found, reads)}", path=str(path))
+    if found not in reads or isinstance(found, bool):
+        raise StorageError(f"{path} {other_format(found, *reads)}", path=str(path))
 
 
 def format_of(data: Mapping[str, Any]) -> object:
@@ -24,9 +24,10 @@ def format_of(data: Mapping[str, Any]) -> object:
     return data.get("format", 1)
 
 
-def other_format(found: object, reads: int, use: str = "run the job with") -> str:
+def other_format(found: object, *reads: int, use: str = "run the job with") -> str:
     """What was found, what this version reads, and what to do."""
+    read = " and ".join(map(str, reads))
     return (
-        f"has {'no format' if found is None else f'format {found}'}, this version reads {reads}; "
+        f"has {'no format' if found is None else f'format {found}'}, this version reads {read}; "
         f"{use} the version of Anabranch that wrote it"
     )

@@ -48,7 +48,8 @@ def _difference(
     old: Mapping[str, Any], new: Mapping[str, Any], dropped: frozenset[str]
 ) -> tuple[str, str] | None:
     """What differs, and what to change."""
-    if old.keys() - (set() if "log" in new else {"log"}) != new.keys():
+    later = {"feeds"} | (set() if "log" in new else {"log"})
+    if old.keys() - later != new.keys() - later:
         return "it was written by another version of Anabranch", "run the job with that version"
     if old["topology"] != new["topology"]:
         was, now = old["topology"], new["topology"]
@@ -192,6 +193,28 @@ def changes_replay(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None
         return f"operator {added[0]!r} is new"
     if "log" in new and {k: _instants(v) for k, v in old["log"].items()} != new["log"]:
         return "other rows go from the sources to stateful operators"
+    return None
+
+
+def changes_late_slices(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Why chains that wait cannot make up for slices of the old topology in the new one; None when
+    they can. What they lack is evaluated, staged and shown as it would have been in time."""
+    for what, noun in (("operators", "operator"), ("sinks", "sink")):
+        gone = [n for n in old[what] if n not in new[what]]
+        added = [n for n in new[what] if n not in old[what]]
+        if gone or added:
+            return f"{noun} {[*gone, *added][0]!r} is {'gone' if gone else 'new'}"
+    if reason := changes_replay(old, new):
+        return reason
+    if old["chains"] != new["chains"]:
+        return "operators are evaluated in other chains"
+    for chain, declared in new["parallelism"].items():
+        if (before := old["parallelism"][chain]) != declared:
+            return f"operator {chain!r} had parallelism {before}, now it has {declared}"
+    fed: Mapping[str, list[str]] = new.get("feeds", {})
+    for sink, chains in fed.items():
+        if old.get("feeds", fed).get(sink) != chains:
+            return f"the sink {sink!r} gets its rows from other operators"
     return None
 
 

@@ -20,6 +20,7 @@ from anabranch.storage.credentials import masked
 from anabranch.storage.journal import Head
 from anabranch.storage.store import Store
 from anabranch.upgrade.fit import (
+    changes_late_slices,
     changes_replay,
     check_fit,
     clean_stop_needed,
@@ -64,6 +65,8 @@ def refuse_misfit(
     topology declares by itself."""
     old, records = head.fingerprint, (*head.slices, *slices)
     check_fit(old, fingerprint, store.where(), dropped)
+    if head.behind and (reason := changes_late_slices(old, fingerprint)):
+        raise _late_needed(store, head.behind, reason)
     reason = clean_stop_needed(old, fingerprint, head.cut, records)
     if reason is not None:
         raise _replay_needed(store, head.cut, records, reason)
@@ -77,16 +80,31 @@ def refuse_lost_state(store: Store, head: Head) -> None:
     cuts, there = (head.cut, head.previous), checkpoint_store.is_there
     gone = [next((f for f in _files(c) if not there(store, f)), None) for c in cuts]
     if None not in gone:
-        raise StorageError(
-            f"the state of the job in {store.where()} is gone: {masked(str(gone[0]))} is missing, "
-            f"which its checkpoint of slice {cuts[0].slice} names; restore it from a copy, or "
-            "start with a new checkpoint directory",
-            path=store.where(),
-        )
+        raise _lost(store, gone[0], cuts[0])
+    for chain in head.behind:  # covered by older ones
+        covering = [c for c in (*cuts, *head.older) if chain in c.groups]
+        lost = [next((f for f in _files(c, chain) if not there(store, f)), None) for c in covering]
+        if covering and None not in lost:
+            raise _lost(store, lost[0], covering[0])
 
 
-def _files(cut: Cut) -> list[str]:
-    return [f for files in cut.files.values() for f in files]
+def _lost(store: Store, file: str | None, cut: Cut) -> StorageError:
+    return StorageError(
+        f"the state of the job in {store.where()} is gone: {masked(str(file))} is missing, "
+        f"which its checkpoint of slice {cut.slice} names; restore it from a copy, or "
+        "start with a new checkpoint directory",
+        path=store.where(),
+    )
+
+
+def _files(cut: Cut, chain: str | None = None) -> list[str]:
+    """Of all chains, or of one."""
+    return [
+        f
+        for partition, files in cut.files.items()
+        if chain is None or partition.rpartition("/")[0] == chain
+        for f in files
+    ]
 
 
 def _replay_needed(
@@ -101,6 +119,17 @@ def _replay_needed(
     return CheckpointMismatchError(
         f"{told}, and this topology cannot run them: {reason}; start the topology that wrote them "
         "once more with available_now=True, let it end, and then start this one",
+        directory=where,
+    )
+
+
+def _late_needed(store: Store, behind: Mapping[str, int], reason: str) -> CheckpointMismatchError:
+    where, first = store.where(), min(behind.values())
+    return CheckpointMismatchError(
+        f"nodes were lost, and {', '.join(map(repr, sorted(behind)))} could not go on: the slices "
+        f"from {first} on are still to be made up for in {where}, which this topology cannot do: "
+        f"{reason}; start the topology that wrote them once more with enough nodes, stop it "
+        "gracefully, and then start this one",
         directory=where,
     )
 

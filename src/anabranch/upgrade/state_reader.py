@@ -7,8 +7,8 @@ the meantime deletes old files: then the newer cut is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
-    """The state of one operator at the cut; `bytes` are those of its pieces on disk."""
+    """The state of one operator at the cut; `bytes` are those of its pieces on disk. An operator
+    that waited for nodes at the newest cut has it from `cut`, an older one."""
 
     name: str
     type: str
@@ -41,11 +42,13 @@ class OperatorState:
     keys: int
     rows: int
     bytes: int
+    cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a directory holds. `slices` were journalled after the newest cut."""
+    """What a directory holds. `slices` were journalled after the newest cut. Operators that are
+    `behind` wait for nodes: the first slice that each lacks."""
 
     topology: str
     generation: int
@@ -53,6 +56,7 @@ class Checkpoint:
     previous: int | None
     slices: tuple[SliceRecord, ...]
     operators: tuple[OperatorState, ...]
+    behind: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_state(directory: str | Path, operator: str) -> pa.Table:
@@ -64,7 +68,7 @@ def read_state(directory: str | Path, operator: str) -> pa.Table:
 
     def read(head: Head, _: Sequence[SliceRecord]) -> pa.Table:
         chain = _chain_of(root, head, operator)
-        cut = _cut(root, head)
+        cut = _cut(root, head, chain)
         rows = [_empty_state(root, head, operator).snapshot()]
         rows += [_rows_of(s[operator], mine) for s, mine in _states(root, head, cut, chain)]
         return pa.concat_tables(rows).drop_columns([DELETED]).replace_schema_metadata()
@@ -85,7 +89,12 @@ def inspect(directory: str | Path) -> Checkpoint:
             cut=cut.slice if cut else None,
             previous=head.previous.slice if head.previous else None,
             slices=tuple(after),
-            operators=tuple(_summaries(root, head, cut)) if cut else (),
+            operators=tuple(_summaries(root, head)) if cut else (),
+            behind={
+                operator: lacks
+                for chain, lacks in head.behind.items()
+                for operator in head.fingerprint["chains"].get(chain, ())
+            },
         )
 
     return _consistently(root, look)
@@ -135,14 +144,26 @@ def _chain_of(root: Path, head: Head, operator: str) -> str:
     )
 
 
-def _cut(root: Path, head: Head) -> Cut:
-    if head.cut is None:
+def _cut(root: Path, head: Head, chain: str) -> Cut:
+    """The newest that has the chain's state."""
+    cut = head.cut_of(chain)
+    if cut is None:
         raise ConfigError(
             f"the job on {root} has not completed a checkpoint yet; its slices are in the journal "
             "and the source log until it does",
             directory=str(root),
         )
-    return head.cut
+    if _waits_without(head, chain, cut):
+        raise ConfigError(
+            f"no checkpoint in {root} has the state of {chain!r}, which waits for nodes and lacks "
+            f"the slices from {head.behind[chain]} on; read it when the job has made up for them",
+            directory=str(root),
+        )
+    return cut
+
+
+def _waits_without(head: Head, chain: str, cut: Cut) -> bool:
+    return chain in head.behind and chain not in cut.groups
 
 
 def _empty_state(root: Path, head: Head, operator: str) -> Any:
@@ -182,8 +203,11 @@ def _rows_of(state: Any, groups: np.ndarray[Any, Any]) -> pa.Table:
     return table if mine.all() else table.filter(pa.array(mine))
 
 
-def _summaries(root: Path, head: Head, cut: Cut) -> Iterator[OperatorState]:
+def _summaries(root: Path, head: Head) -> Iterator[OperatorState]:
     for chain, names in head.fingerprint["chains"].items():
+        cut = head.cut_of(chain)
+        if cut is None or _waits_without(head, chain, cut):
+            continue
         keys, rows = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         partitions = 0
         for states, groups in _states(root, head, cut, chain):
@@ -203,6 +227,7 @@ def _summaries(root: Path, head: Head, cut: Cut) -> Iterator[OperatorState]:
                 keys=keys[name],
                 rows=rows[name],
                 bytes=sizes.get(name, 0),
+                cut=cut.slice,
             )
 
 

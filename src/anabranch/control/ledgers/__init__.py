@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.control.ledgers.backups import BackupLedger
+from anabranch.control.ledgers.behind import BehindLedger
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
 from anabranch.control.ledgers.costs import CostLedger
 from anabranch.control.ledgers.layouts import LayoutLedger
@@ -28,6 +29,7 @@ class Ledgers:
     layouts: LayoutLedger
     backups: BackupLedger
     costs: CostLedger
+    behind: BehindLedger
 
     @staticmethod
     def of(plan: Plan, config: ControlConfig, past: Past) -> Ledgers:
@@ -45,10 +47,12 @@ class Ledgers:
                 config.checkpoint_interval_ms if strategy.checkpoints else NEVER_MS,
                 past.cut,
                 past.previous,
+                past.older,
             ),
             LayoutLedger(plan, layouts),
             BackupLedger(config.backups if strategy.backups else frozenset(), bound),
             CostLedger(plan, past.costs, layout=past.groups, interval_ms=config.slice_interval_ms),
+            BehindLedger(plan, past.behind),
         )
 
     @property
@@ -71,5 +75,7 @@ class Ledgers:
             placement,
             dict(self.owners.epochs),
             *self.layouts.journalled(records, placement),
+            older=tuple(self.checkpoints.cuts[2:]),
+            behind=self.behind.journalled(self.newest_slice),
             costs=self.costs.costs(placement),
         )

@@ -3,11 +3,14 @@
 All partitions seal at the same slice (a punctuation is a slice boundary), one cut at a time. A
 cut exists once every partition's file for that slice is durable. The last two cuts are kept, so
 that a torn newest file can be skipped; storage is trimmed to the older one.
+
+Chains that wait do not seal: a cut that is taken meanwhile does not cover them. For every chain the
+last two cuts that cover it are kept, whole, because what is above it begins there with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from anabranch.model.ids import PartitionId
 from anabranch.model.placement import Placement
@@ -28,10 +31,15 @@ class CheckpointLedger:
     the next checkpoint has to be a full one.
     """
 
-    def __init__(self, interval_ms: int, cut: Cut | None, previous: Cut | None) -> None:
+    def __init__(
+        self,
+        interval_ms: int,
+        cut: Cut | None,
+        previous: Cut | None,
+        older: Iterable[Cut] = (),
+    ) -> None:
         self._interval_ms = interval_ms
-        self.cut = cut
-        self.previous = previous
+        self.cuts = [c for c in (cut, previous, *older) if c is not None]  # the newest first
         self.epochs: dict[PartitionId, int] = {}  # of owners whose files count
         self._chains: dict[PartitionId, list[str]] = {}
         self._newest: dict[PartitionId, int] = {}  # slice up to which a chain goes
@@ -40,7 +48,25 @@ class CheckpointLedger:
         self._missing: set[PartitionId] = set()
         self._files: dict[str, list[str]] = {}
         self._groups: dict[str, list[int]] = {}
+        self._all_groups: dict[str, list[int]] = {}  # of chains that wait, too
         self._last_seal_ms: int | None = None
+
+    @property
+    def cut(self) -> Cut | None:
+        return self.cuts[0] if self.cuts else None
+
+    @property
+    def previous(self) -> Cut | None:
+        return self.cuts[1] if len(self.cuts) > 1 else None
+
+    def covering(self, chain: str) -> Cut | None:
+        """The newest cut that a chain can begin with; None: only the beginning will do."""
+        return next(iter(self._covering(chain)), None)
+
+    def _covering(self, chain: str) -> list[Cut]:
+        """The newest first. A chain that is in none is new: all of them found it empty."""
+        found = [c for c in self.cuts if chain in c.groups]
+        return found or list(self.cuts)
 
     @property
     def in_flight(self) -> bool:
@@ -79,6 +105,8 @@ class CheckpointLedger:
             self._broken.discard(partition)
             if partition in self._missing:
                 self._give_up()
+        if self._missing - placement.owners.keys():
+            self._give_up()
         self.epochs = {p: o.epoch for p, o in placement.owners.items()}
         self._broken &= self.epochs.keys()
 
@@ -87,14 +115,18 @@ class CheckpointLedger:
         self._sealed, self._missing = None, set()
         self._last_seal_ms = (self._last_seal_ms or 0) - self._interval_ms
 
-    def sealed(self, slice_no: int, placement: Placement, now_ms: int) -> None:
-        """Every partition sealed at `slice_no`; wait for their files."""
+    def sealed(
+        self, slice_no: int, placement: Placement, now_ms: int, paused: Collection[str] = ()
+    ) -> None:
+        """Every partition sealed at `slice_no`, but for those of `paused` chains; wait for their
+        files."""
         self._sealed = slice_no
         self._last_seal_ms = now_ms
-        self._groups = {c: list(g) for c, g in placement.groups.items()}
-        self._missing = set(self.epochs)
+        self._all_groups = {c: list(g) for c, g in placement.groups.items()}
+        self._groups = {c: g for c, g in self._all_groups.items() if c not in paused}
+        self._missing = {p for p in self.epochs if p.chain not in paused}
         self._files = {}
-        for partition in self.epochs:
+        for partition in list(self._missing):
             if self._newest.get(partition) == slice_no:  # reported before the slice was run again
                 self._has_file(partition)
 
@@ -126,23 +158,38 @@ class CheckpointLedger:
                 self._has_file(partition)
         if self._sealed is None or self._missing:
             return None
-        self.previous, self.cut = self.cut, Cut(self._sealed, self._files, self._groups)
+        if not self.cuts and self._groups != self._all_groups:
+            # For the chains that wait, there is none but the beginning.
+            self.cuts.append(Cut(0, {}, self._all_groups))
+        cut = Cut(self._sealed, self._files, self._groups)
+        self.cuts.insert(0, cut)
+        kept = {c.slice for chain in self._all_groups for c in self._covering(chain)[:2]}
+        self.cuts = [c for c in self.cuts if c.slice in kept]
         self._sealed = None
-        return self.cut
+        return cut
 
-    def fall_back(self) -> None:
-        """The newest cut cannot be read: the one before it, or the beginning, takes its place. A
-        cut in flight is given up: what cannot be read may be one of its files, too."""
-        self.cut, self.previous = self.previous, None
+    def fall_back(self, upto: int | None = None) -> None:
+        """The newest cut, or the one at the slice `upto`, cannot be read: the one before it, or the
+        beginning, takes its place. A cut in flight is given up: what cannot be read may be one of
+        its files, too."""
+        torn = self.cut_slice if upto is None else upto
+        self.cuts = [c for c in self.cuts if c.slice != torn]
         if self.in_flight:
             self._give_up()
 
+    def back_to_all(self, chains: Iterable[str]) -> None:
+        """To the newest cut that covers all of these chains, or to the beginning."""
+        some = list(chains)
+        while self.cuts and any(self.covering(c) is not self.cuts[0] for c in some):
+            self.fall_back()
+
     @property
     def replay_from(self) -> int:
-        """Slices below are never replayed again, not even when the newest cut is unreadable."""
-        return self.previous.slice + 1 if self.previous else 1
+        """Slices below are never replayed again, not even when a chain's newest cut is torn."""
+        chains = {chain for c in self.cuts for chain in c.groups} or {""}
+        seconds = [(*self._covering(chain), None, None)[1] for chain in chains]
+        return min(c.slice + 1 if c else 1 for c in seconds)
 
     @property
     def keep_files(self) -> frozenset[str]:
-        cuts = [c for c in (self.cut, self.previous) if c]
-        return frozenset(f for c in cuts for files in c.files.values() for f in files)
+        return frozenset(f for c in self.cuts for files in c.files.values() for f in files)

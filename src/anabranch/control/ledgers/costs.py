@@ -80,7 +80,12 @@ class CostLedger:
         self._follow(placement.groups)
         sources = [s for r in reports for s in r.sources]
         rows = sum(sum(s.rows.values()) for s in sources)
-        ran = {p: x.busy_s for r in reports for p, x in r.partitions.items()}
+        ran = {
+            p: x.busy_s
+            for r in reports
+            for p, x in r.partitions.items()
+            if x.next_slice > r.slice  # else it waits, and has not run
+        }
         for partition in placement.owners:
             if partition in ran:
                 before = self._seen.get(partition, _Seen())

@@ -88,7 +88,8 @@ class OwnerLedger:
             if due_ms is not None:
                 self._due_ms[partition] = due_ms
 
-    def timer_is_due(self, time_ms: int) -> bool:
-        """Has a timer of processing time come, or a time to live ended?"""
+    def timer_is_due(self, time_ms: int, paused: Collection[str] = ()) -> bool:
+        """Has a timer of processing time come, or a time to live ended, but in `paused` chains?"""
         owners = self.placement.owners
-        return any(ms <= time_ms for p, ms in self._due_ms.items() if p in owners)
+        due = (p for p, ms in self._due_ms.items() if ms <= time_ms)
+        return any(p in owners and p.chain not in paused for p in due)

@@ -9,7 +9,7 @@ from anabranch.control.ledgers.watermark import OperatorClocks, WatermarkTracker
 from anabranch.errors import AnabranchError, InvariantError, StorageError
 from anabranch.model.progress import Clocks
 from anabranch.model.reports import NodeReport, SourceReport, Staged
-from anabranch.model.slices import Feed, SlicePlan, SliceRecord
+from anabranch.model.slices import Feed, Late, SlicePlan, SliceRecord
 
 
 class SliceLedger:
@@ -76,6 +76,12 @@ class SliceLedger:
         """Are all slices after `slice_no` here?"""
         return not self.records or self.records[0].number <= slice_no + 1
 
+    def complete(self, late: Late) -> SliceRecord:
+        """With what has come late for a slice."""
+        at = next(i for i, r in enumerate(self.records) if r.number == late.slice)
+        self.records[at] = self.records[at].with_late(late)
+        return self.records[at]
+
     def trim(self, first: int) -> None:
         self.records = [r for r in self.records if r.number >= first]
 
@@ -120,6 +126,7 @@ class SliceLedger:
             chunks=self._chunks(plan, sources),
             quiet_ms=self._watermark.quiet_ms,
             watermarks=plan.watermarks,
+            paused=tuple(sorted(plan.paused)),
         )
         self.records.append(record)
         return record, ordered

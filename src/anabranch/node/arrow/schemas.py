@@ -122,6 +122,7 @@ def declared(plan: Plan) -> dict[str, Any]:
             for c in plan.node_chains
         },
         "parallelism": {c.name: c.parallelism for c in plan.node_chains},
+        "feeds": {sink: sorted(chains) for sink, chains in plan.evaluating.items()},
     }
 
 

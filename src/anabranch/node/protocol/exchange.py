@@ -115,9 +115,13 @@ class Exchange(Generic[R]):
         output: Output[R],
         nodes: tuple[NodeId, ...],
         recovery: RecoveryPlan | None = None,
+        paused: Collection[str] = (),
     ) -> Iterator[Sent[R]]:
-        """The output as bundles; in a recovery, only what is rebuilt gets any."""
+        """The output as bundles; in a recovery, only what is rebuilt gets any, and chains that are
+        `paused` never do."""
         for edge in partition.chain.outputs:
+            if edge.target in paused:
+                continue
             only: Collection[int] | None = None
             if recovery is not None:
                 only = {p.index for p in recovery.rebuilt if p.chain == edge.target}

@@ -3,7 +3,8 @@
 `wave` takes the parcels that arrived for a node and returns one per destination node. What it
 cannot run it says ("not hosted", "incomplete", a failure) and goes on: an answer, never a crash,
 and never half an input for a later wave. `recover` does the same for a recovery: several slices
-at once, for the partitions that are rebuilt only.
+at once, for the partitions that are rebuilt only. Slices may run between the parts of a recovery,
+for chains that are not in it: partitions of paused chains stay as they are.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class Host(Generic[R]):
         self._exchange: Exchange[R] | None = None
         self._recovery = (0, 0)  # the newest one installed: version of its placement, its part
         self._recovering = False  # … until the first wave of a slice after it
+        self._more = False  # parts of it follow
+        # The slice of the newest wave, and the first one that a wave may still have.
+        self._wave = self._first_wave = 0
         self._refused: tuple[str, tuple[int, int], Failure] | None = None  # the newest, and why
         self._notes = SliceNotes(0)
         self._writer = CheckpointWriter(process.write_later)
@@ -130,24 +134,28 @@ class Host(Generic[R]):
             return _nothing(request.nodes), self._report() if request.last else None
         if plan.number > self._notes.slice:
             self._notes = SliceNotes(plan.number)
-        self._recovering = False
-        self.shadows.clear()
+        self._recovering, self._wave = False, plan.number
+        if not self._more:
+            self.shadows.clear()
         self.exchange.floor = plan.number
         for partition in self.partitions.values():
             partition.backs_up = request.backups is None or partition.id in request.backups
-            partition.confirm(request.confirmed, request.trim)
+            if partition.chain.name not in plan.paused:
+                partition.confirm(request.confirmed, request.trim)
         self.exchange.inbox.drop(request.confirmed)
         self._receive(parcels)
         sent: list[Sent[R]] = []
         copies = self._installed.copied_by(self._node)
         for pid in self._expected(request.depth):
+            if pid.chain in plan.paused:
+                continue
             hosted = self._hosted(pid)
             output = self._apply(hosted, plan, request.source_tasks) if hosted is not None else None
             if pid in copies or hosted is None or output is None:
                 continue  # what a copy has to say, its partition says
             if self._stage(hosted, output):
                 self._notes.partitions[pid] = output.report
-                sent += self.exchange.route(hosted, output, request.nodes)
+                sent += self.exchange.route(hosted, output, request.nodes, paused=plan.paused)
         outgoing = self.exchange.send(sent, request.nodes)
         if not request.last:
             return outgoing, None
@@ -158,7 +166,7 @@ class Host(Generic[R]):
 
     def _is_current(self, plan: SlicePlan) -> bool:
         known = self.placement is not None and self.placement.version == plan.placement
-        return known and plan.number >= self._notes.slice
+        return known and plan.number >= max(self._wave, self._first_wave)
 
     @property
     def exchange(self) -> Exchange[R]:
@@ -213,10 +221,11 @@ class Host(Generic[R]):
             self._notes.failed(e.failure(str(pid)))
         return None
 
-    def _stage(self, partition: Partition[R], output: Output[R]) -> bool:
-        """Put the slice's sink rows aside, once; False when storage refused."""
+    def _stage(self, partition: Partition[R], output: Output[R], late: bool = False) -> bool:
+        """Put the slice's sink rows aside, once; False when storage refused. Those that come late
+        say of which slice they are."""
         for name, rows in output.sinks.items():
-            key = (name, str(partition.id))
+            key = (name, str(partition.id), output.slice if late else None)
             if key not in self._notes.staged:
                 # Source tasks call themselves source-N; an operator may be named "source".
                 writer = f"part-{partition.id.chain}-{partition.id.index}"
@@ -225,7 +234,7 @@ class Host(Generic[R]):
                 except AnabranchError as e:
                     self._notes.failed(_refusal(str(partition.id), e, "storage"))
                     return False
-                self._notes.staged[key] = staged
+                self._notes.staged[key] = replace(staged, slice=key[2])
         return True
 
     # -- a wave of a recovery ------------------------------------------------------------------
@@ -296,6 +305,9 @@ class Host(Generic[R]):
             self.exchange.inbox.drop(plan.first - 1)
         else:
             self._install(request)
+        if plan.part > 0:  # the slices that ran since the part before are done
+            self._first_wave = self._wave + 1
+        self._more = plan.more
         self.exchange.floor = plan.first
         restore_s = self._notes.restore_s
         self._notes = SliceNotes(plan.next_slice - 1)
@@ -329,6 +341,7 @@ class Host(Generic[R]):
             request.driver, request.generation, request.node, plan.placement, job,
         )  # fmt: skip
         self.partitions, self.shadows = kept | taken, shadows
+        self._wave = self._first_wave = 0
         self.preparations.clear()
         self._exchange = Exchange(job, request.generation, request.node, plan.placement)
         self._notes.restore_s = self._process.monotonic_s() - started
@@ -361,11 +374,17 @@ class Host(Generic[R]):
         return partition
 
     def _rebuild(self, partition: Partition[R], request: RecoverRequest) -> Iterator[Sent[R]]:
+        is_own = partition.id in request.plan.restored
+        late = request.plan.late.get(partition.chain.name) if is_own else None
         for plan in request.plan.slices:
-            if plan.number < partition.next_slice and not partition.chain.outputs:
+            passed = plan.number < partition.next_slice and not partition.has_applied(plan.number)
+            if passed and not partition.chain.outputs:
                 continue  # a recovery before this one came so far, and nobody waits for its output
             output = self._apply(partition, plan, plan.source_tasks)
             if output is None:
+                return
+            comes_late = late is not None and plan.number >= late
+            if comes_late and not self._stage(partition, output, late=True):
                 return
             yield from self.exchange.route(partition, output, request.nodes, request.plan)
 
@@ -388,6 +407,8 @@ class Host(Generic[R]):
         copies = self._installed.copied_by(self._node)
         write = self._writer.write if plan.waits else self._writer.submit
         for p in self.partitions.values():
+            if p.chain.name in plan.paused:
+                continue
             if p.id in copies:
                 p.sealed_elsewhere()
             elif p.sealed < plan.number:
@@ -407,14 +428,14 @@ class Host(Generic[R]):
         for output in kept:
             if excess <= 0 or output.slice > confirmed:
                 return
-            if output.spilled is None:
+            if output.spilled is None and not output.sinks:
                 try:
                     output.edges, output.spilled = self._process.spill(output.edges)
                 except OSError:
                     self._disk_full = True  # stays in memory; the driver slows down
                     return
                 excess -= output.nbytes
-                output.nbytes, output.sinks = 0, {}
+                output.nbytes = 0
 
     def _report(self) -> NodeReport:
         notes, vitals = self._notes, self._process.vitals()

@@ -19,7 +19,7 @@ class SliceNotes:
         self.not_hosted: dict[PartitionId, None] = {}
         self.failures: dict[tuple[str, str], Failure] = {}
         self.sources: dict[int, SourceReport] = {}
-        self.staged: dict[tuple[str, str], Staged] = {}
+        self.staged: dict[tuple[str, str, int | None], Staged] = {}
         self.replayed: dict[tuple[int, int], Any] = {}
         self.restore_s = 0.0
 
@@ -32,7 +32,7 @@ class SliceNotes:
     def take(self, facts: SideFacts) -> None:
         """What source tasks have to say."""
         self.sources.update((s.partition, s) for s in facts.sources)
-        self.staged.update(((s.sink, s.writer), s) for s in facts.staged)
+        self.staged.update(((s.sink, s.writer, s.slice), s) for s in facts.staged)
         self.failed(*facts.failures)
         self.replayed.update(facts.replayed)
 

@@ -69,7 +69,7 @@ def run_source_task(
         dead_by_operator=share.facts.get("dead_by_operator", {}),
     )
     addressed = (request.generation, request.nodes, request.placement)
-    bundles = _cut(job, *addressed, request.plan.number, task, share, None)
+    bundles = _cut(job, *addressed, request.plan.number, task, share, None, request.plan.paused)
     # The report rides with the parcel of one node; which one does not matter.
     return _with_facts(bundles, SideFacts(sources=(report,), staged=staged), task)
 
@@ -140,10 +140,14 @@ def _cut(
     task: int,
     share: Share[R],
     rebuilt: frozenset[PartitionId] | None,
+    paused: frozenset[str] = frozenset(),
 ) -> list[list[Bundle[R]]]:
-    """The share's bundles per node; with `rebuilt`, only what these partitions need."""
+    """The share's bundles per node; with `rebuilt`, only what these partitions need, and nothing
+    for chains that are `paused`."""
     bundles: list[list[Bundle[R]]] = [[] for _ in nodes]
     for edge in (e for c in job.chains.values() if c.is_source for e in c.outputs):
+        if edge.target in paused:
+            continue  # it is in the log for them
         only: set[int] | None = None
         if rebuilt is not None:
             only = {p.index for p in rebuilt if p.chain == edge.target}
