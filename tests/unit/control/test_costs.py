@@ -92,6 +92,10 @@ def test_waves_come_one_after_the_other_each_as_long_as_its_fullest_node() -> No
         ledger.observe(placement, slice_of(placement, 1000, busy_s), 0)
     assert ledger.slice_s(placement, 1000) == pytest.approx(0.4 + 0.2 + 0.3)
     assert ledger.slice_s(placement, 500) == pytest.approx(0.45)
+    assert ledger.row_s(placement, {"x"}) == pytest.approx(0.0004)
+    assert ledger.row_s(placement, {"y"}) == pytest.approx(0.0005)
+    assert ledger.row_s(placement, {"x", "y"}) == pytest.approx(0.0009)
+    assert CostLedger(plan).row_s(placement, {"x"}) == 0.0
     one = reassign(placement, [x(1)], [A])
     assert ledger.slice_s(one, 1000) == pytest.approx(1.0)  # all on one node
 
