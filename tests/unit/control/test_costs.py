@@ -48,6 +48,7 @@ def slice_of(
     rows: int,
     busy_s: dict[PartitionId, float],
     waiting: str = "",
+    left_out: PartitionId | None = None,
     cpu_s: float = 0.0,
 ) -> list[NodeReport]:
     """Of this number of rows; partitions that are not named are free; a chain may wait."""
@@ -58,9 +59,9 @@ def slice_of(
             "1",
             1,
             {
-                p: PartitionReport(2, 1, busy_s=busy_s.get(p, 0.0))
+                p: PartitionReport(1 if p.chain == waiting else 2, 1, busy_s=busy_s.get(p, 0.0))
                 for p in placement.hosted_by(node)
-                if p.chain != waiting
+                if p != left_out
             },
             sources=(source,) if node == placement.nodes[0] else (),
         )
@@ -91,6 +92,10 @@ def test_waves_come_one_after_the_other_each_as_long_as_its_fullest_node() -> No
         ledger.observe(placement, slice_of(placement, 1000, busy_s), 0)
     assert ledger.slice_s(placement, 1000) == pytest.approx(0.4 + 0.2 + 0.3)
     assert ledger.slice_s(placement, 500) == pytest.approx(0.45)
+    assert ledger.row_s(placement, {"x"}) == pytest.approx(0.0004)
+    assert ledger.row_s(placement, {"y"}) == pytest.approx(0.0005)
+    assert ledger.row_s(placement, {"x", "y"}) == pytest.approx(0.0009)
+    assert CostLedger(plan).row_s(placement, {"x"}) == 0.0
     one = reassign(placement, [x(1)], [A])
     assert ledger.slice_s(one, 1000) == pytest.approx(1.0)  # all on one node
 
@@ -124,7 +129,7 @@ def test_what_waits_keeps_what_it_has_cost() -> None:
     for _ in range(3):
         ledger.observe(placement, slice_of(placement, 1000, busy_s), 0)
     for _ in range(50):
-        fewer = slice_of(placement, 10, {x(0): 0.008, x(1): 0.008}, waiting="y")
+        fewer = slice_of(placement, 10, {x(0): 0.008, x(1): 0.008}, "y", left_out=y(1))
         ledger.observe(placement, fewer, 0)
     row_s = {x(0): 0.0004, x(1): 0.0004, y(0): 0.001, y(1): 0.003}
     assert ledger.costs(placement).row_s != pytest.approx(row_s)  # x is dearer by now

@@ -80,7 +80,12 @@ class CostLedger:
         self._follow(placement.groups)
         sources = [s for r in reports for s in r.sources]
         rows = sum(sum(s.rows.values()) for s in sources)
-        ran = {p: x.busy_s for r in reports for p, x in r.partitions.items()}
+        ran = {
+            p: x.busy_s
+            for r in reports
+            for p, x in r.partitions.items()
+            if x.next_slice > r.slice  # else it waits, and has not run
+        }
         for partition in placement.owners:
             if partition in ran:
                 before = self._seen.get(partition, _Seen())
@@ -125,18 +130,22 @@ class CostLedger:
     ) -> float | None:
         """How long a slice of this size keeps the nodes busy: wave after wave, each as long as its
         fullest node. Chains that wait have no part in it. None: not known yet."""
-        costs = self.of(placement)
-        if not self._rows or not costs:
+        if not self._rows or not self.of(placement):
             return None
+        return self.row_s(placement, self._depth.keys() - set(waiting)) * rows
+
+    def row_s(self, placement: Placement, chains: Collection[str]) -> float:
+        """For how long a source row keeps the nodes busy with these chains, likewise; 0: not known
+        yet."""
         waves: dict[tuple[int, NodeId], float] = {}
-        for partition, seconds in costs.items():
-            if partition.chain not in waiting:
+        for partition, seconds in self.of(placement).items():
+            if partition.chain in chains:
                 at = self._depth[partition.chain], placement.owners[partition].node
                 waves[at] = waves.get(at, 0.0) + seconds
         longest: dict[int, float] = {}
         for (depth, _), seconds in waves.items():
             longest[depth] = max(seconds, longest.get(depth, 0.0))
-        return sum(longest.values()) / self._rows * rows
+        return sum(longest.values()) / self._rows if self._rows else 0.0
 
     @property
     def _rows(self) -> float:
