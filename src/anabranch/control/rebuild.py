@@ -45,7 +45,7 @@ from anabranch.model.placement import (
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
-from anabranch.model.slices import SlicePlan, SliceRecord
+from anabranch.model.slices import Cut, SlicePlan, SliceRecord
 
 # Losses of one partition, or tries that lacked something, without a slice between them: a state
 # that kills every node it meets. Losses of others, however many, are not.
@@ -192,7 +192,8 @@ class Rebuild(Machine[RebuildState]):
         """Of the partitions that are being rebuilt, those that need not begin again: their owner
         lives, and what they have produced since the same cut is there for those who need it."""
         owners, backups = self._ledgers.owners, self._ledgers.backups
-        first = self._ledgers.checkpoints.cut_slice + 1
+        cut = self._cut_of(self.lost)
+        first = (cut.slice if cut else 0) + 1
         if first != self._first:
             return frozenset()  # from another cut, and so another way
         alive = set(owners.nodes)
@@ -231,15 +232,14 @@ class Rebuild(Machine[RebuildState]):
         It may be a shadow's or a copy's, and so a healthy partition's, whose later deltas would be
         of no use: these partitions are taken for lost as well, and begin with full checkpoints.
         """
-        checkpoints = self._ledgers.checkpoints
-        if checkpoints.cut is None:
+        checkpoints, plan = self._ledgers.checkpoints, self.expected()
+        if not plan.cut:
             return [FailRun(error)]
-        checkpoints.fall_back()
-        checkpoints.back_to_all(self._ledgers.behind.first)
-        if not self._ledgers.slices.reaches(checkpoints.cut_slice):
+        checkpoints.fall_back(plan.cut)
+        cut = self._cut_of(self.lost)
+        if not self._ledgers.slices.reaches(cut.slice if cut else 0):
             return [FailRun(error)]
-        plan = self.running
-        healthy = plan.shadows | plan.copied if plan else frozenset()
+        healthy = plan.shadows | plan.copied
         return self.again(healthy, Cause.CHECKPOINT_TORN)
 
     # -- whom the lost partitions are given to ---------------------------------------------------
@@ -308,9 +308,12 @@ class Rebuild(Machine[RebuildState]):
         """
         self._to(RebuildState.REPLAYING, cause.value)
         ledgers, owners = self._ledgers, self._ledgers.owners
-        ledgers.checkpoints.back_to_all(ledgers.behind.first)
-        first = ledgers.checkpoints.cut_slice + 1
-        records, layout, more = ledgers.layouts.stage(ledgers.slices.after(first - 1))
+        cut = self._cut_of(lost)
+        records, layout, more = self._stage(cut)
+        if placement.groups != layout:
+            cut = self._cut_of(placement.groups)
+            records, layout, more = self._stage(cut)
+        first = (cut.slice if cut else 0) + 1
         self.stage_end = records[-1].number if more else None
         if placement.groups != layout:
             nodes, version = self._wishes.allowed(owners.nodes), placement.version + 1
@@ -325,7 +328,7 @@ class Rebuild(Machine[RebuildState]):
             self._plan,
             placement,
             lost,
-            ledgers.checkpoints.cut,
+            cut,
             self._replayed(self._parts.pop(0)),
             lambda p: ledgers.backups.covers(p, first, placement),
             ledgers.backups.chosen(placement),
@@ -339,6 +342,15 @@ class Rebuild(Machine[RebuildState]):
         ledgers.backups.begin(lost, first)
         ledgers.backups.copied(copied, first)
         return [ledgers.head(), RecoverPartitions(self.running)]
+
+    def _cut_of(self, lost: Iterable[PartitionId | str]) -> Cut | None:
+        """What these partitions, or chains, begin with together."""
+        chains = {p if isinstance(p, str) else p.chain for p in lost}
+        checkpoints = self._ledgers.checkpoints
+        return checkpoints.covering_all(sorted(chains)) if chains else checkpoints.cut
+
+    def _stage(self, cut: Cut | None) -> tuple[Sequence[SliceRecord], Layout, bool]:
+        return self._ledgers.layouts.stage(self._ledgers.slices.after(cut.slice if cut else 0))
 
     def next_stage(self) -> list[Command]:
         """The cut after the stage before is complete."""

@@ -63,6 +63,11 @@ class CheckpointLedger:
         """The newest cut that a chain can begin with; None: only the beginning will do."""
         return next(iter(self._covering(chain)), None)
 
+    def covering_all(self, chains: Iterable[str]) -> Cut | None:
+        """The newest cut that all of these can begin with together."""
+        found = [self._covering(c) for c in chains]
+        return next((cut for cut in self.cuts if all(cut in cuts for cuts in found)), None)
+
     def _covering(self, chain: str) -> list[Cut]:
         """The newest first. A chain that is in none is new: all of them found it empty."""
         found = [c for c in self.cuts if chain in c.groups]
@@ -79,8 +84,10 @@ class CheckpointLedger:
 
     @property
     def whole(self) -> bool:
-        """Has every partition a full file of its own by now? The next ones will be deltas."""
-        return not self._broken and all(self._chains.get(p) for p in self.epochs)
+        """Has every partition a full file of its own by now, and is it in the newest cut? The next
+        ones will be deltas."""
+        covered = all(self.covering(p.chain) is self.cut for p in self.epochs)
+        return covered and not self._broken and all(self._chains.get(p) for p in self.epochs)
 
     @property
     def broken(self) -> bool:
