@@ -28,23 +28,20 @@ from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.capacity import Return, choose, is_short
 from anabranch.control.policies.strategies import Strategy
-from anabranch.control.rebuild import MAX_TRIES, Rebuild
-from anabranch.control.recovery import plan_recovery
+from anabranch.control.rebuild import Rebuild
+from anabranch.control.returning import Group, Returning
 from anabranch.control.settings import ControlConfig, Past
 from anabranch.control.story import Machine, Story
+from anabranch.control.tries import Tries
 from anabranch.control.wishes import Wishes
-from anabranch.errors import AnabranchError, ClusterError, InvariantError
+from anabranch.errors import AnabranchError, InvariantError
 from anabranch.model.commands import AwaitNodes, Command, FailRun, RecoverPartitions
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Ownership, Placement, partitions_of
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
-from anabranch.model.slices import Cut, SliceRecord
 
-FIRST_PART = 8  # slices, before it is known how long one takes
-LEAST_SHARE = 0.3  # of the slice interval is for a part, however long slices take
-MAX_PART_SLICES = 64
 LOOK_AGAIN = 10  # slices later, what partitions cost may be another
 
 
@@ -87,14 +84,14 @@ class Comeback(Machine[ComebackState]):
         self._ledgers = ledgers
         self._wishes = wishes
         self._rebuild = rebuild
-        self._last = frozenset(c.name for c in plan.node_chains if not c.outputs)
+        self._returning = Returning(plan, config, ledgers)
         self.running: RecoveryPlan | None = None  # what the nodes are at, or the part before
         self.choice: Return | None = None  # the newest
         self.stops = False  # the job is to end: all comes back, fast or slow
         self._ahead: frozenset[PartitionId] = frozenset()  # may be, of those that come back
         self._look_at: int | None = None  # slice at which to choose again; None: at once
         self._rested = True  # has a slice run since the part before?
-        self._tries = 0  # without a part that was done
+        self._tries = Tries()  # since a part was done
 
     @property
     def absent(self) -> bool:
@@ -142,22 +139,19 @@ class Comeback(Machine[ComebackState]):
         if not self._possible or not lost or self._rebuild.stage_end is not None:
             return False
         placement = owners.placement
-        if placement.groups != layouts.current or self._of_older_layouts():
+        if placement.groups != layouts.current or self._needs_older_layout:
             return False
         return self._is_short(placement)
+
+    @property
+    def _needs_older_layout(self) -> bool:
+        return self._returning.needs_older_layout(self._plan.above)
 
     def _is_short(self, placement: Placement) -> bool:
         nodes, costs = self._nodes, self._ledgers.costs
         every = [p for c in self._plan.node_chains for p in partitions_of(placement.groups, c.name)]
         loads = costs.costs(placement).loads
         return is_short(loads, nodes, costs.source_share(max(1, len(nodes))), every)
-
-    def _of_older_layouts(self) -> bool:
-        """Would a replay from the cuts in hand need another layout than today's?"""
-        checkpoints, ledgers = self._ledgers.checkpoints, self._ledgers
-        cuts = [checkpoints.covering(c.name) for c in self._plan.node_chains]
-        first = min((c.slice if c else 0 for c in cuts), default=0)
-        return ledgers.layouts.stage(ledgers.slices.after(first))[2]
 
     @property
     def _nodes(self) -> list[NodeId]:
@@ -169,7 +163,7 @@ class Comeback(Machine[ComebackState]):
         if not self._possible or past.rescaled:
             return False
         placement = self._begun_with(past)
-        if self._of_older_layouts():
+        if self._needs_older_layout:
             return False
         blocking = self._config.recovery == "blocking"
         return bool(past.behind) or (not blocking and self._is_short(placement))
@@ -202,10 +196,8 @@ class Comeback(Machine[ComebackState]):
         told = partitions or abandoned or cause.concerns_nodes
         if not (told or self.replaying or set(placement.nodes) - there):
             return []
-        if self.replaying:
-            self._tries += 1
-        if self._tries > MAX_TRIES:
-            return [FailRun(self._too_often())]
+        if self.replaying and not self._tries.may_go_on(partitions):
+            return [FailRun(self._tries.lost_too_often(partitions))]
         hit = {p.chain for p in partitions} | {p.chain for p in abandoned}
         ledgers.behind.pause(hit, ledgers.slices.next_slice)
         begun = self.running.restored if self.replaying and self.running else abandoned
@@ -216,14 +208,6 @@ class Comeback(Machine[ComebackState]):
         if ledgers.behind.first or not self.absent:
             self._to(ComebackState.WAITING, cause.value)
         return self._begin(cause)
-
-    def _too_often(self) -> AnabranchError:
-        names = ", ".join(sorted(self.coming))
-        return ClusterError(
-            f"{names} was lost {MAX_TRIES} times in a row before a part of its replay was done; "
-            "look at the executors' logs (out of memory?), then start the job again with the same "
-            "checkpoint directory"
-        )
 
     def torn(self, error: AnabranchError) -> list[Command]:
         """A checkpoint cannot be read: the one before it, and a longer replay, give the same."""
@@ -259,7 +243,8 @@ class Comeback(Machine[ComebackState]):
         if not self._rested and left_ms <= 0 and not self.stops:
             return []
         if self.state is ComebackState.BETWEEN:
-            return self._next_part(left_ms)
+            self.running = self._returning.next_part(self.expected(), left_ms)
+            return self._replay([])
         newest = self._ledgers.newest_slice
         if self._look_at is not None and newest < self._look_at and not self.stops:
             return []
@@ -282,7 +267,9 @@ class Comeback(Machine[ComebackState]):
             loads,
             nodes,
             source_share=ledgers.costs.source_share(max(1, len(nodes))),
+            hosts=ledgers.owners.hosts,
             blocking=self._config.recovery == "blocking",
+            moves=True,
         )
         return self.choice
 
@@ -291,19 +278,10 @@ class Comeback(Machine[ComebackState]):
         if not self._nodes:
             return [AwaitNodes()]
         choice = choice or self._choose()
-        cohort, cut = self._first_of(choice.chains)
-        since = self._ledgers.slices.after(cut.slice if cut else 0)
-        if cohort and self._ledgers.layouts.stage(since)[2]:
+        group = self._returning.group(choice.chains, choice.homes)
+        if self._returning.needs_older_layout(group.chains):
             return self._all_at_once(cause)
-        return self._install(cohort, cut, choice, cause)
-
-    def _first_of(self, chains: frozenset[str]) -> tuple[frozenset[str], Cut | None]:
-        """Those with the newest cut, and the cut."""
-        covering = self._ledgers.checkpoints.covering
-        cuts = {c: covering(c) for c in sorted(chains)}
-        newest = max(cuts.values(), key=lambda c: c.slice if c else 0, default=None)
-        at = newest.slice if newest else 0
-        return frozenset(c for c, x in cuts.items() if (x.slice if x else 0) == at), newest
+        return self._install(group, choice, cause)
 
     def _all_at_once(self, cause: Cause) -> list[Command]:
         """Back to before the layout changed: nobody goes on from there alone."""
@@ -313,111 +291,30 @@ class Comeback(Machine[ComebackState]):
             self._to(ComebackState.ABSENT, "all partitions go back")
         return self._rebuild.everything(cause)
 
-    def _install(
-        self, cohort: frozenset[str], cut: Cut | None, choice: Return, cause: Cause
-    ) -> list[Command]:
-        ledgers, owners = self._ledgers, self._ledgers.owners
-        first, before = (cut.slice if cut else 0) + 1, owners.placement
-        mine = [p for c in sorted(cohort) for p in partitions_of(before.groups, c)]
-        going_on = self._going_on(mine, first, before)
-        if len(going_on) == len(mine) > 0:
-            first = min(owners.frontier[p] for p in mine)
-        anew = frozenset(mine) - going_on
-        homes = {p: choice.homes.get(p) or before.owners[p].node for p in anew}
-        fresh = {p: Ownership(homes[p], owners.epochs.get(p, 0) + 1) for p in anew}
+    def _install(self, group: Group, choice: Return, cause: Cause) -> list[Command]:
+        ledgers, owners, anew = self._ledgers, self._ledgers.owners, group.anew
+        before = owners.placement
+        fresh = {
+            p: Ownership(choice.homes.get(p) or before.owners[p].node, owners.epochs.get(p, 0) + 1)
+            for p in sorted(anew)
+        }
         kept = {p: o for p, o in before.owners.items() if p not in anew}
         placement = before.owned({**kept, **fresh}, self._nodes)
-        self._ahead = (self._ahead - frozenset(mine)) | going_on
-        owners.use(placement, anew, first)
+        self._ahead = (self._ahead - anew) | group.going_on
+        begin = (group.cut.slice if group.cut else 0) + 1
+        owners.use(placement, anew, begin)
         ledgers.layouts.used(placement)
         ledgers.checkpoints.installed(anew, placement)
-        ledgers.backups.begin(anew, first)
-        planned = self._planned(placement, frozenset(mine), cut, first)
-        if planned.shadows and planned.cut + 1 < first:
-            planned = self._planned(placement, frozenset(mine), cut, planned.cut + 1)
-        self.running = replace(planned, cause=cause)
-        self._rested = False
-        self._to(ComebackState.REPLAYING, ", ".join(sorted(cohort)) or "nothing fits")
-        return [ledgers.head(), RecoverPartitions(self.running)]
-
-    def _going_on(
-        self, mine: Sequence[PartitionId], first: int, placement: Placement
-    ) -> frozenset[PartitionId]:
-        """Those with an owner, if they can repeat what others need again: everything since the cut,
-        unless none is restored from it."""
-        there = [p for p in mine if p in placement.owners]
-        frontier = self._ledgers.owners.frontier
-        if len(there) == len(mine) > 0:
-            least = min(frontier[p] for p in mine)
-            if all(self._repeats(p, least, placement) for p in mine):
-                return frozenset(mine)
-        return frozenset(p for p in there if self._repeats(p, first, placement))
-
-    def _repeats(self, partition: PartitionId, first: int, placement: Placement) -> bool:
-        """Has it kept, from this slice on, what others may need again?"""
-        if partition.chain in self._last or self._ledgers.owners.frontier[partition] == first:
-            return True
-        return self._ledgers.backups.covers(partition, first, placement)
-
-    def _planned(
-        self, placement: Placement, mine: frozenset[PartitionId], cut: Cut | None, first: int
-    ) -> RecoveryPlan:
-        """Its first part; who sends, and who is needed as a shadow, is said for all of it."""
-        ledgers = self._ledgers
-        left = ledgers.slices.after(first - 1) if mine else []
-        planned = plan_recovery(
-            self._plan,
-            placement,
-            mine,
-            cut,
-            [r.plan(placement.version) for r in left],
-            lambda p: ledgers.backups.covers(p, first, placement),
-            ledgers.backups.chosen(placement),
-        )
-        some = self._part_of(left, planned.chains, placement, self._config.slice_interval_ms)
-        return replace(
-            planned,
-            slices=tuple(r.plan(placement.version) for r in some),
-            more=len(some) < len(left),
-            late={c: ledgers.behind.first[c] for c in planned.chains_restored},
-        )
+        ledgers.backups.begin(anew, begin)
+        self.running = replace(self._returning.first_part(group, placement), cause=cause)
+        return self._replay([ledgers.head()], ", ".join(sorted(group.chains)) or "nothing fits")
 
     # -- part by part ----------------------------------------------------------------------------
 
-    def _part_of(
-        self,
-        left: Sequence[SliceRecord],
-        chains: Collection[str],
-        placement: Placement,
-        left_ms: float,
-    ) -> list[SliceRecord]:
-        """As many of the slices that are left as there is time for; at least one."""
-        others = self._plan.above.keys() - set(chains)
-        row_s = self._ledgers.costs.slice_s(placement, 1, others) or 0.0
-        most_s = max(left_ms, LEAST_SHARE * self._config.slice_interval_ms) / 1000
-        taken: list[SliceRecord] = []
-        took_s = 0.0
-        for record in left[:MAX_PART_SLICES]:
-            took_s += row_s * sum(record.rows.values())
-            if taken and (took_s > most_s or (not row_s and len(taken) == FIRST_PART)):
-                break
-            taken.append(record)
-        return taken
-
-    def _next_part(self, left_ms: float) -> list[Command]:
-        before, ledgers = self.expected(), self._ledgers
-        left = ledgers.slices.after(before.next_slice - 1)
-        some = self._part_of(left, before.chains, before.placement, left_ms)
-        self.running = replace(
-            before,
-            slices=tuple(r.plan(before.placement.version) for r in some),
-            part=before.part + 1,
-            more=len(some) < len(left),
-            late={c: ledgers.behind.first[c] for c in before.chains_restored},
-        )
+    def _replay(self, first: list[Command], why: str = "") -> list[Command]:
         self._rested = False
-        self._to(ComebackState.REPLAYING)
-        return [RecoverPartitions(self.running)]
+        self._to(ComebackState.REPLAYING, why)
+        return [*first, RecoverPartitions(self.expected())]
 
     def recovered(self, reports: Sequence[NodeReport]) -> list[Command]:
         """The nodes are done with a part: what it made up for is shown; or one more try."""
@@ -435,7 +332,7 @@ class Comeback(Machine[ComebackState]):
             return [FailRun(error)]
         upto = plan.next_slice if plan.slices else ledgers.slices.next_slice
         ledgers.owners.advance(reports, upto, plan.restored, self._ahead)
-        self._tries = 0
+        self._tries.progress()
         commands = made_up(self._plan, ledgers, plan, reports, upto)
         if plan.more:
             self._to(ComebackState.BETWEEN)

@@ -298,7 +298,7 @@ class Controller:
         if verdict.lacking(event.reports):
             self.schedule.interrupt(logged)
             return self._on_lacking(plan.number, event)
-        self.rebuild.slice_happened()
+        self.rebuild.tries.progress()
         self.comeback.slice_ran()
         commands = self.schedule.happened(plan, event)
         placement, took = self.ledgers.owners.placement, (self.schedule.began_ms, event.now_ms)
@@ -319,10 +319,10 @@ class Controller:
         if self.comeback.absent:
             return self._rebuild(self.rebuild.lacked(slice_no, event.reports), event.now_ms)
         lost = verdict.not_hosted(event.reports)
-        commands = self.rebuild.lacked_too_often(slice_no, event.reports)
-        if lost and not commands:
-            commands = self.comeback.lost(lost, Cause.INPUT_LACKED)
-        return self._come_back(commands, event)
+        too_often = self.rebuild.tries.lacked_too_often(slice_no, event.reports)
+        if too_often is not None:
+            return [FailRun(too_often)]
+        return self._come_back(self.comeback.lost(lost, Cause.INPUT_LACKED) if lost else [], event)
 
     def _on_poll(self, event: events.NodesPolled) -> list[Command]:
         """What goes wrong between slices (a full disk, a lost node) must end the waiting too."""

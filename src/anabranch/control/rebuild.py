@@ -17,7 +17,6 @@ are the partitions without an owner that is known to have their state.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -28,8 +27,9 @@ from anabranch.control.ledgers import Ledgers
 from anabranch.control.recovery import in_parts, plan_recovery
 from anabranch.control.settings import ControlConfig, Past
 from anabranch.control.story import Machine, Story
+from anabranch.control.tries import Tries
 from anabranch.control.wishes import Wishes
-from anabranch.errors import AnabranchError, ClusterError, InvariantError
+from anabranch.errors import AnabranchError, InvariantError
 from anabranch.model.commands import AwaitNodes, Command, FailRun, RecoverPartitions
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import (
@@ -46,10 +46,6 @@ from anabranch.model.plan import Plan
 from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, SlicePlan, SliceRecord
-
-# Losses of one partition, or tries that lacked something, without a slice between them: a state
-# that kills every node it meets. Losses of others, however many, are not.
-MAX_TRIES = 10
 
 
 class RebuildState(Enum):
@@ -92,9 +88,7 @@ class Rebuild(Machine[RebuildState]):
         self._known_ms: int | None = None  # since when the loss is known
         self._first = 0  # the first slice that the recovery in hand replays
         self._begun: frozenset[PartitionId] = frozenset()  # may be ahead of the others
-        # Since the last slice: tries that lacked something, losses per partition.
-        self._tries = 0
-        self._losses: Counter[PartitionId] = Counter()
+        self.tries = Tries()  # since the last slice
 
     @property
     def whole(self) -> bool:
@@ -116,7 +110,7 @@ class Rebuild(Machine[RebuildState]):
         return routing(self._plan, kept)
 
     def everything(self, cause: Cause) -> list[Command]:
-        """All partitions, from the newest cut that there is, whoever had which."""
+        """All partitions, from the newest cut that covers them, on whatever nodes they were."""
         owners, layouts = self._ledgers.owners, self._ledgers.layouts
         version, nodes = owners.placement.version + 1, self._wishes.allowed(owners.nodes)
         placement = place(self._plan, nodes, version, owners.epochs, layouts.current, owners.hosts)
@@ -173,8 +167,8 @@ class Rebuild(Machine[RebuildState]):
             self.running = None
             self._to(RebuildState.AWAITING, cause.value)
             return [AwaitNodes()]
-        if not self._may_try_again(lost):
-            return [FailRun(self._too_often())]
+        if not self.tries.may_go_on(lost):
+            return [FailRun(self.tries.lost_too_often(self.lost))]
         if strategy.behind_scaling:
             before, placement = placement, self._look_behind_scaling(placement, nodes)
             begun = begun if placement is before else frozenset()
@@ -202,28 +196,6 @@ class Rebuild(Machine[RebuildState]):
             for p in begun
             if placement.owners[p].node in alive
             and (p.chain in self._last or backups.covers(p, first, placement))
-        )
-
-    def _may_try_again(self, lost: Collection[PartitionId]) -> bool:
-        """Unless one partition was lost too often, or too often nothing was lost and yet something
-        lacked."""
-        self._tries += not lost
-        self._losses.update(lost)
-        return max(self._tries, *self._losses.values(), 0) <= MAX_TRIES
-
-    def slice_happened(self) -> None:
-        """Whatever was tried, it has helped. A replay alone proves nothing: the slice after it may
-        be the one that kills."""
-        self._tries = 0
-        self._losses.clear()
-
-    def _too_often(self) -> AnabranchError:
-        often = [p for p, times in self._losses.items() if times > MAX_TRIES]
-        names = ", ".join(map(str, sorted(often or self.lost))) or "a node process"
-        return ClusterError(
-            f"{names} was lost {MAX_TRIES} times in a row before another slice could run; look at "
-            "the executors' logs (out of memory?), then start the job again with the same "
-            "checkpoint directory"
         )
 
     def torn(self, error: AnabranchError) -> list[Command]:
@@ -365,27 +337,12 @@ class Rebuild(Machine[RebuildState]):
     def lacked(self, slice_no: int, reports: Sequence[NodeReport]) -> list[Command]:
         """Some partition could not run a slice, though no node is known to be lost: packets were.
         [] when only the slice has to run again."""
-        too_often = self.lacked_too_often(slice_no, reports)
-        if too_often:
-            return too_often
+        too_often = self.tries.lacked_too_often(slice_no, reports)
+        if too_often is not None:
+            return [FailRun(too_often)]
         lost = verdict.not_hosted(reports)
         self._ledgers.owners.drop_copies(lost)  # it may be the copy that is not there
         return self.again(lost, Cause.INPUT_LACKED)
-
-    def lacked_too_often(self, slice_no: int, reports: Sequence[NodeReport]) -> list[Command]:
-        if self._may_try_again(()):
-            return []
-        partition, why = next(iter(verdict.lacking(reports).items()))
-        return [
-            FailRun(
-                ClusterError(
-                    f"slice {slice_no}: {partition} lacked input {MAX_TRIES} times ({why}); "
-                    "start the job again with the same checkpoint directory, nothing "
-                    "committed is lost",
-                    slice=slice_no,
-                )
-            )
-        ]
 
     def recovered(self, reports: Sequence[NodeReport], now_ms: int) -> list[Command]:
         """The nodes are done with a part: what was lacking is shown. Then the next one, or one more

@@ -5,7 +5,7 @@
 - What a recovery from either cut may need is there: files, log, backups; a cut's files hold
   exactly the state after its slice. For a chain that waits, these are the cuts that cover it.
 - Every sink shows a prefix without gaps, in order, at every moment, and all of it in the end. What
-  is below a chain that waits, waits; a chain waits only once it, or one above it, has lost something.
+  is below a chain that waits, waits; none waits unless it, or one above it, has lost something.
 - Backups, packets and storage never go back beyond the older cut.
 - Live partitions hold exactly the state of their own key groups.
 - A placement is journalled before anything of it is installed, and its version means one placement.

@@ -27,6 +27,7 @@ from anabranch.errors import (
     StorageError,
 )
 from anabranch.model.ids import NodeId
+from anabranch.model.plan import Plan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed
 from anabranch.node.protocol.host import Answer
@@ -77,6 +78,8 @@ class SimCluster:
         self.awaited = False  # does the driver wait for the call in hand?
         # What may end a run, because of what was done to it.
         self.excuses: set[type[AnabranchError]] = set()
+        self.ran_plan: Plan | None = None  # of the newest driver that was not refused
+        self.wanted_plan: Plan | None = None  # by the next one
         self.replace_driver: Callable[[], None] = lambda: None  # while the one in hand pauses
         self.weather = disk.store.weather = SimWeather(self)
         for target in disk.targets.values():

@@ -67,10 +67,10 @@ class SimDriver:
         self.must_be_refused = False
         self.stopping = False  # somebody has asked for it from within
         dice, faults = self.world.dice, cluster.faults
-        self.plan = self.job.plan
+        self.plan = cluster.wanted_plan or self.job.plan
         if self.job.other_plans and faults.may("another parallelism", faults.chances.rescaled):
             self.plan = dice.choice(self.job.other_plans)
-            # Chains that wait, or have just come back, go on only as they were.
+        if self.job.other_plans:  # chains that wait, or have just come back, go on as they were
             self.cluster.excuses.add(CheckpointMismatchError)
         self.fingerprint = fingerprint(self.plan)
         self.offsets = (self.disk.offered_batch, self.disk.committed_batch)
@@ -85,14 +85,17 @@ class SimDriver:
     def live(self) -> AnabranchError | None:
         """From the start to the end; what ended it, if not its own end."""
         self.world.tell("driver {} starts: slices up to {}", self._number, self.disk.newest_slice)
-        before = self.disk.store.changes["journal"]
+        before, cluster = self.disk.store.changes["journal"], self.cluster
         try:
             run = self.run = SimRun(self)
         except AnabranchError as e:
             changed = self.disk.store.changes["journal"] != before
             if isinstance(e, CheckpointMismatchError) and changed:
                 violated("a driver that was refused has written to the journal")
+            if isinstance(e, CheckpointMismatchError):
+                cluster.wanted_plan = cluster.ran_plan  # then it is started as it was before
             return e
+        cluster.ran_plan, cluster.wanted_plan = self.plan, None
         if self.must_be_refused:
             violated(f"a driver was not refused whose offsets are {self.offsets}")
         run.steps.on_progress.append(lambda progress: self._call_back("an observer"))

@@ -60,6 +60,7 @@ class Chances:
     def drawn(dice: random.Random) -> Chances:
         """They differ from run to run, so that some runs are full of what others have little of."""
         strikes = {k: dice.choice((0.0, 1.0, 4.0)) for k in ("crash", "hang", "replace", "join")}
+        strikes["most"] = dice.choice((0.0, 0.0, 1.0, 4.0))  # crashes of most machines at once
         strikes["crash"] += 2
         strikes["driver"] = dice.choice((0.0, 0.25, 1.0))  # costs most: everything is restored
         return Chances(
@@ -257,9 +258,21 @@ class RandomFaults(Faults):
             self._count("driver crashes")
             self.world.counts[f"driver crashes at {kind}"] += 1
             raise DriverCrashedError
+        elif what == "most":
+            self._hit_most(up, cluster)
         elif up and what in ("crash", "hang", "replace"):
             self.world.counts[f"faults at {kind}"] += 1
             self._hit(what, up, cluster)
+
+    def _hit_most(self, up: list[NodeId], cluster: SimCluster) -> None:
+        """Crashes that belong together: of two machines at least, and not of the last one."""
+        most = min(len(up) - 1, self._left)
+        if most < 2:
+            return
+        self.world.counts["crashes of most machines"] += 1
+        for node in self.world.dice.sample(up, self.world.dice.randint(2, most)):
+            self._count("crashes")
+            cluster.crash(node, noticed_after_ms=self.world.dice.randint(1, 200))
 
     def _hit(self, what: str, up: list[NodeId], cluster: SimCluster) -> None:
         dice = self.world.dice

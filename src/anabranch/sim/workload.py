@@ -24,6 +24,7 @@ KEYS = 12
 FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multiple of it
 # Where numbers grow wider: slices in the names of files, a 32-bit integer, ten digits.
 ROW_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # a slice of some rows comes every 0.06 s or so
+LONG_ROW_S = 0.5  # a batch of more than ten is cut
 WIDE = (10**12 - 3, 2**31 - 3, 10**9 - 2)
 Row = tuple[int, int]  # key, value
 RawRow = tuple[int, int, int]  # key, a value no other row has, event time in microseconds
@@ -84,6 +85,9 @@ class Workload:
     fickle: bool = False  # the functions of sources make other values each time they are called
     begins_after: int = 0  # the job has run for long: its slices, generations and versions are many
     other_plans: tuple[Plan, ...] = ()  # with other parallelism, for later drivers
+    # For this long a row keeps a node busy, in the nodes' own reports: time goes on without it, but
+    # a batch is cut into slices where it is long, and nodes may not do for all queries.
+    row_s: float = 0.0
 
     def read(self, batch: int, again: int) -> list[RawShare]:
         """A batch as source tasks read it. Read again, its rows may be split differently and come
@@ -105,13 +109,6 @@ class Workload:
         limit = rows_per_slice(longest, max(1, tasks * len(share)), self.max_rows_per_slice, most)
         starts = range(0, max(1, longest), limit)
         return [{s: rows[i : i + limit] for s, rows in share.items()} for i in starts]
-
-    @property
-    def row_s(self) -> float:
-        """For this long a row keeps a node busy, in the nodes' own reports: time goes on without
-        it, but a batch is cut into slices where it is long, and nodes may not do for all queries.
-        """
-        return (0.0, 0.5, 0.0, ROW_S[self.seed % len(ROW_S)])[self.seed % 4]
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -149,6 +146,10 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         config = replace(config, autoscale=AUTOSCALE, slice_interval_ms=20)
     copies = dice.random() < 0.2
     config = replace(config, strategy=replace(config.strategy, copies=copies))
+    row_s = dice.choice((0.0, 0.0, LONG_ROW_S))
+    if dice.random() < 0.4:  # chains wait when too many nodes are lost
+        config = replace(config, strategy=Strategy(), parallel_recovery=1, recovery_bound_s=None)
+        row_s = dice.choice((*ROW_S, LONG_ROW_S))
     return Workload(
         seed=seed,
         plan=plan,
@@ -160,6 +161,7 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         fickle=dice.random() < 0.2,
         begins_after=dice.choice((0, 0, 0, *WIDE)),
         other_plans=_other_plans(plan, dice),
+        row_s=row_s,
     )
 
 

@@ -23,7 +23,7 @@ from plays import (
 )
 
 from anabranch.control.controller import Phase
-from anabranch.control.rebuild import MAX_TRIES
+from anabranch.control.tries import MAX_TRIES
 from anabranch.errors import ClusterError
 from anabranch.model.commands import (
     AwaitNodes,

@@ -62,7 +62,7 @@ class Ledgers:
 
     @property
     def uncut(self) -> bool:
-        """Are there slices, or chains that do not wait, that the newest checkpoint does not cover?"""
+        """Are there slices, or chains that do not wait, that the newest checkpoint lacks?"""
         checkpoints = self.checkpoints
         live = [c for c in self.owners.chains if c not in self.behind.first]
         lacking = any(checkpoints.covering(c) is not checkpoints.cut for c in live)
