@@ -91,7 +91,8 @@ class Comeback(Machine[ComebackState]):
         self._ahead: frozenset[PartitionId] = frozenset()  # may be, of those that come back
         self._look_at: int | None = None  # slice at which to choose again; None: at once
         self._rested = True  # has a slice run since the part before?
-        self._tries = Tries()  # since a part was done
+        self._tries = Tries()  # since it came further than ever
+        self._furthest = 0  # the slice that a replay of these chains came to
 
     @property
     def absent(self) -> bool:
@@ -332,12 +333,14 @@ class Comeback(Machine[ComebackState]):
             return [FailRun(error)]
         upto = plan.next_slice if plan.slices else ledgers.slices.next_slice
         ledgers.owners.advance(reports, upto, plan.restored, self._ahead)
-        self._tries.progress()
+        if upto > self._furthest:
+            self._tries.progress()
+            self._furthest = upto
         commands = made_up(self._plan, ledgers, plan, reports, upto)
         if plan.more:
             self._to(ComebackState.BETWEEN)
             return commands
-        self._ahead -= plan.restored
+        self._ahead, self._furthest = self._ahead - plan.restored, 0
         self.running, self._look_at = None, None
         if ledgers.behind.first:
             self._to(ComebackState.WAITING, "others wait")

@@ -27,7 +27,7 @@ from anabranch.model.events import (
     RestoreFailed,
     SliceRan,
 )
-from anabranch.model.recovery import RecoveryPlan
+from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.slices import Feed
 from anabranch.sim.world import violated
 
@@ -44,6 +44,7 @@ class SimEffects(Effects):
         self._world = driver.world
         self._disk = driver.disk
         self._checkers = driver.checkers
+        self._faults = -1  # that there had been when the newest recovery began
 
     def execute(self, command: Command) -> Event | None:
         self._driver.cluster.step(type(command).__name__)
@@ -146,7 +147,11 @@ class SimEffects(Effects):
         )  # fmt: skip
 
     def _tell_recovery(self, plan: RecoveryPlan) -> None:
-        counts = self._world.counts
+        counts, faults = self._world.counts, self._world.faults
+        again = plan.cause is Cause.RECOVERY_LACKED and plan.part == 0
+        if again and faults == self._faults:
+            violated("a recovery lacked something, though nothing had gone wrong")
+        self._faults = faults
         counts["recoveries"] += 1
         counts["parts"] += plan.part > 0
         counts["adjustments"] += plan.adjusts

@@ -45,6 +45,21 @@ def line(
     return Workload(seed, plan, ControlConfig(interval_ms, backups=chosen), numbered, None)
 
 
+def fork(backups: Collection[str] | None = None, interval_ms: int = 40) -> Workload:
+    """s → a → b and s → a → c, s → d; every one is shown, b and c together once more. Rows keep
+    nodes so busy that all of it needs a few: chains wait when most are lost."""
+    operators = [Operator("s", Kind.SOURCE)]
+    for chain, above in (("a", "s"), ("b", "a"), ("c", "a"), ("d", "s")):
+        keyed = Operator(chain, Kind.KEYED, ((above,),), keys=(chain,), parallelism=2)
+        operators.append(keyed)
+    for name, reads in (("a", ("a",)), ("d", ("d",)), ("bc", ("b", "c"))):
+        operators.append(Operator(f"out_{name}", Kind.SINK, (reads,)))
+    plan = compile_plan(Graph.checked("fork", operators, key_groups=4))
+    job = line("a", backups=backups, interval_ms=interval_ms)
+    config = replace(job.config, slice_interval_ms=20)
+    return replace(job, plan=plan, config=config, row_s=0.01)
+
+
 def divided(job: Workload) -> Workload:
     """Lost partitions are rebuilt as two."""
     return replace(job, config=replace(job.config, parallel_recovery=2))
@@ -67,8 +82,23 @@ def digest(seeds: range) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
+MOST = replace(
+    CRASHES,
+    strikes={"crash": 1.0, "most": 3.0, "join": 3.0, "driver": 0.3},
+    struck=0.05,
+    rejoined=0.5,
+)
+WAITING = (
+    "a_chain_that_has_come_back_taken_for_covered",
+    "chains_that_lost_nothing_wait_too",
+    "a_part_ends_the_comeback",
+    "cut_of_a_waiting_chain_dropped",
+)
+
 # Plant → the kind of run it shows in; all others show in random ones.
 DIRECTED: dict[str, tuple[Workload, Chances]] = {
+    **dict.fromkeys(WAITING, (fork(), MOST)),
+    "shadows_dropped_between_parts": (fork(backups=[], interval_ms=100), MOST),
     "backups_counted_from_before_they_began": (
         replace(line("a", "b", "c", interval_ms=NEVER), rechooses_backups=True),
         CRASHES,

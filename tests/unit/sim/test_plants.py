@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from jobs import DIRECTED, run
-from store_plants import PLANTS
+from waiting_plants import PLANTS
 
 from effort import LONG
 

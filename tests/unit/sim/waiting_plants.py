@@ -1,0 +1,199 @@
+"""Bugs to plant in what chains that wait miss, keep and make up for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plants import plant
+from store_plants import PLANTS
+
+from anabranch.control import comeback as comeback_module
+from anabranch.control import rebuild as rebuild_module
+from anabranch.control import returning as returning_module
+from anabranch.control.controller import Controller
+from anabranch.control.ledgers.behind import BehindLedger
+from anabranch.control.ledgers.checkpoints import CheckpointLedger
+from anabranch.control.ledgers.slices import SliceLedger
+from anabranch.control.returning import Returning
+from anabranch.control.settings import Past
+from anabranch.driver import showing
+from anabranch.model.commands import Command, ExposeLate, WriteLate
+from anabranch.model.reports import CheckpointWritten, Staged
+from anabranch.model.slices import Cut, Late, SlicePlan, SliceRecord
+from anabranch.node.protocol.host import Host
+from anabranch.node.protocol.messages import RecoverRequest
+
+__all__ = ["PLANTS"]
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+@plant
+def trimmed_at_the_cuts_of_live_chains(patch: pytest.MonkeyPatch) -> None:
+    newest = property(lambda self: self.cuts[1].slice + 1 if len(self.cuts) > 1 else 1)
+    patch.setattr(CheckpointLedger, "replay_from", newest)
+
+
+@plant
+def cut_of_a_waiting_chain_dropped(patch: pytest.MonkeyPatch) -> None:
+    real = CheckpointLedger.written
+
+    def written(self: CheckpointLedger, reports: Iterable[CheckpointWritten]) -> Cut | None:
+        found = real(self, reports)
+        del self.cuts[2:]
+        return found
+
+    patch.setattr(CheckpointLedger, "written", written)
+
+
+@plant
+def restored_from_a_cut_that_does_not_cover_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CheckpointLedger, "_covering", lambda self, chain: list(self.cuts))
+
+
+@plant
+def a_chain_that_has_come_back_taken_for_covered(patch: pytest.MonkeyPatch) -> None:
+    """… by a cut that was taken while it waited."""
+    patch.setattr(CheckpointLedger, "covering_all", lambda self, chains: self.cut)
+
+
+@plant
+def what_a_start_is_told_of_waiting_chains_ignored(patch: pytest.MonkeyPatch) -> None:
+    real = Controller.__init__
+
+    def init(self: Controller, plan: Any, config: Any, past: Past, *args: Any) -> None:
+        real(self, plan, config, replace(past, behind={}), *args)
+
+    patch.setattr(Controller, "__init__", init)
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def patch_made_up(
+    patch: pytest.MonkeyPatch, change: Callable[[list[Command]], list[Command]]
+) -> None:
+    for module in (comeback_module, rebuild_module):
+        real = module.made_up
+        patch.setattr(module, "made_up", lambda *args, real=real: change(real(*args)))
+
+
+@plant
+def late_rows_not_staged(patch: pytest.MonkeyPatch) -> None:
+    real = Returning._part
+    patch.setattr(
+        Returning, "_part", lambda self, plan, left: replace(real(self, plan, left), late={})
+    )
+
+
+@plant
+def late_slices_shown_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    def turned(commands: list[Command]) -> list[Command]:
+        pairs = [commands[i : i + 2] for i in range(0, len(commands), 2)]
+        return [c for pair in reversed(pairs) for c in pair]
+
+    patch_made_up(patch, turned)
+
+
+@plant
+def late_slices_shown_before_the_journal_has_them(patch: pytest.MonkeyPatch) -> None:
+    def turned(commands: list[Command]) -> list[Command]:
+        shown = [c for c in commands if isinstance(c, ExposeLate)]
+        return [*shown, *(c for c in commands if isinstance(c, WriteLate))]
+
+    patch_made_up(patch, turned)
+
+
+@plant
+def late_slice_shown_though_a_chain_still_lacks_it(patch: pytest.MonkeyPatch) -> None:
+    """A sink of several chains, one of which has come back."""
+    real = showing.Showing.show_late
+
+    def show_late(
+        self: Any, record: SliceRecord, sinks: Collection[str], staged: Sequence[Staged]
+    ) -> Any:
+        return real(self, record, {*sinks, *record.staged}, staged)
+
+    patch.setattr(showing.Showing, "show_late", show_late)
+
+
+@plant
+def late_files_take_the_place_of_those_in_time(patch: pytest.MonkeyPatch) -> None:
+    real = SliceRecord.with_late
+
+    def with_late(self: SliceRecord, late: Late) -> SliceRecord:
+        return real(replace(self, staged={}), late)
+
+    patch.setattr(SliceRecord, "with_late", with_late)
+
+
+# -- what is replayed ------------------------------------------------------------------------------
+
+
+@plant
+def late_slices_under_the_newest_watermark(patch: pytest.MonkeyPatch) -> None:
+    real = returning_module.plan_recovery
+
+    def plan_recovery(*args: Any) -> Any:
+        plan = real(*args)
+        mark = plan.slices[-1].watermark_us if plan.slices else None
+        slices = tuple(replace(s, watermark_us=mark) for s in plan.slices)
+        return replace(plan, slices=slices)
+
+    patch.setattr(returning_module, "plan_recovery", plan_recovery)
+
+
+@plant
+def chains_below_a_waiting_one_go_on(patch: pytest.MonkeyPatch) -> None:
+    def pause(self: BehindLedger, chains: Iterable[str], next_slice: int) -> None:
+        for chain in chains:
+            if chain in self._plan.above:
+                self.first.setdefault(chain, next_slice)
+
+    patch.setattr(BehindLedger, "pause", pause)
+
+
+@plant
+def chains_that_lost_nothing_wait_too(patch: pytest.MonkeyPatch) -> None:
+    real = BehindLedger.pause
+
+    def pause(self: BehindLedger, chains: Iterable[str], next_slice: int) -> None:
+        real(self, self._plan.above if list(chains) else (), next_slice)
+
+    patch.setattr(BehindLedger, "pause", pause)
+
+
+@plant
+def a_part_ends_the_comeback(patch: pytest.MonkeyPatch) -> None:
+    """Chains take part in slices again after the first part of their replay."""
+    real = Returning._part
+
+    def part(self: Returning, plan: Any, left_ms: float) -> Any:
+        return replace(real(self, plan, left_ms), more=False)
+
+    patch.setattr(Returning, "_part", part)
+
+
+@plant
+def slice_that_chains_waited_in_counted_as_theirs(patch: pytest.MonkeyPatch) -> None:
+    real = SliceLedger.commit
+
+    def commit(self: SliceLedger, plan: SlicePlan, *args: Any) -> Any:
+        return real(self, replace(plan, paused=frozenset()), *args)
+
+    patch.setattr(SliceLedger, "commit", commit)
+
+
+@plant
+def shadows_dropped_between_parts(patch: pytest.MonkeyPatch) -> None:
+    real = Host._begin
+
+    def begin(self: Host[Any], request: RecoverRequest) -> None:
+        real(self, request)
+        self._more = False
+
+    patch.setattr(Host, "_begin", begin)
