@@ -26,7 +26,8 @@ from enum import Enum, auto
 from anabranch.control import verdict
 from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
-from anabranch.control.policies.capacity import Return, choose, is_short
+from anabranch.control.policies.capacity import Return, choose
+from anabranch.control.policies.capacity import is_short as less_than_needed
 from anabranch.control.policies.strategies import Strategy
 from anabranch.control.rebuild import Rebuild
 from anabranch.control.returning import Group, Returning
@@ -142,17 +143,18 @@ class Comeback(Machine[ComebackState]):
         placement = owners.placement
         if placement.groups != layouts.current or self._needs_older_layout:
             return False
-        return self._is_short(placement)
+        return self.is_short(placement)
 
     @property
     def _needs_older_layout(self) -> bool:
         return self._returning.needs_older_layout(self._plan.above)
 
-    def _is_short(self, placement: Placement) -> bool:
+    def is_short(self, placement: Placement) -> bool:
+        """Is there less than all partitions take?"""
         nodes, costs = self._nodes, self._ledgers.costs
         every = [p for c in self._plan.node_chains for p in partitions_of(placement.groups, c.name)]
         loads = costs.costs(placement).loads
-        return is_short(loads, nodes, costs.source_share(max(1, len(nodes))), every)
+        return less_than_needed(loads, nodes, costs.source_share(max(1, len(nodes))), every)
 
     @property
     def _nodes(self) -> list[NodeId]:
@@ -167,7 +169,7 @@ class Comeback(Machine[ComebackState]):
         if self._needs_older_layout:
             return False
         blocking = self._config.recovery == "blocking"
-        return bool(past.behind) or (not blocking and self._is_short(placement))
+        return bool(past.behind) or (not blocking and self.is_short(placement))
 
     def _begun_with(self, past: Past) -> Placement:
         """A placement without owners."""

@@ -118,7 +118,7 @@ class Returning:
             plan,
             slices=plan.slices[:count],
             more=count < len(plan.slices),
-            late={c: behind[c] for c in plan.chains_restored},
+            late={c: behind[c] for c in sorted(plan.chains_restored)},
         )
 
     def _fitting(self, left: Sequence[SliceRecord], plan: RecoveryPlan, left_ms: float) -> int:

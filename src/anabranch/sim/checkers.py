@@ -4,8 +4,7 @@
 - A slice that has happened stays, one that is exposed does not change, every row is in one.
 - What a recovery from either cut may need is there: files, log, backups; a cut's files hold
   exactly the state after its slice. For a chain that waits, these are the cuts that cover it.
-- Every sink shows a prefix without gaps, in order, at every moment, and all of it in the end. What
-  is below a chain that waits, waits; none waits unless it, or one above it, has lost something.
+- Every sink shows a prefix without gaps, in order, at every moment, and all of it in the end.
 - Backups, packets and storage never go back beyond the older cut.
 - Live partitions hold exactly the state of their own key groups.
 - A placement is journalled before anything of it is installed, and its version means one placement.
@@ -26,12 +25,14 @@ from dataclasses import replace
 from anabranch.model.commands import Command, RunSlice, TrimStorage, WriteHead
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, Feed, SliceRecord
 from anabranch.sim.cluster import SimCluster
 from anabranch.sim.oracle import Oracle, Shown
 from anabranch.sim.payload import Rows, SimNode, SimPartition, SimState
 from anabranch.sim.requests import Request
+from anabranch.sim.waiting import WaitingChecks
 from anabranch.sim.workload import FICKLE, KEYS, RawShare
 from anabranch.sim.world import violated
 
@@ -55,6 +56,7 @@ class Checkers:
         self._checked_cuts: set[int] = set()
         self._backed_from: dict[tuple[PartitionId, int], int] = {}  # as the driver asked for it
         self._first = 1  # slice
+        self.waiting = WaitingChecks(cluster)
         cluster.on_install = self.installed
         for target in self._disk.targets.values():
             target.on_given = self.given
@@ -98,7 +100,7 @@ class Checkers:
         if placement is None:
             what = f"slice {number} ran under placement {record.placement}"
             violated(f"{what}, which is not journalled")
-        self._check_paused(record, placement)
+        self.waiting.paused(record, before, self._placements)
         self._expected[number] = self._oracle.run(
             shares, record.watermark_us, record.processing_ms, placement.groups
         )
@@ -115,20 +117,6 @@ class Checkers:
         if any(set(f) - set(record.staged.get(s, ())) for s, f in before.staged.items()):
             violated(f"files of slice {record.number} were named, and are not any more")
         self._records[record.number] = record
-
-    def _check_paused(self, record: SliceRecord, placement: Placement) -> None:
-        plan, paused = self._job.plan, set(record.paused)
-        if plan.below(paused) != paused:
-            violated(f"slice {record.number} ran without {sorted(paused)}, but with one below")
-        before = self._records.get(record.number - 1)
-        if before is None or before.placement not in self._placements:
-            return
-        then = self._placements[before.placement].owners
-        for chain in paused - set(before.paused):
-            above = plan.above[chain]
-            had = {p: o for p, o in then.items() if p.chain in above}
-            if all(placement.owners.get(p) == o for p, o in had.items()):
-                violated(f"{chain} waits in slice {record.number}, and nothing of it was lost")
 
     def _shares(self, record: SliceRecord) -> list[RawShare]:
         """What its source tasks had read, as their log says."""
@@ -321,6 +309,11 @@ class Checkers:
             slice_no = int(path.rpartition("/")[2].partition("-")[0])
             if slice_no <= older and path not in named:
                 violated(f"{path} is kept, the older cut is {older}")
+
+    def recovers(self, plan: RecoveryPlan) -> None:
+        before = [v for v in self._placements if v < plan.placement.version]
+        if before:
+            self.waiting.recovers(plan, self._placements[max(before)])
 
     # -- requests ------------------------------------------------------------------------------
 

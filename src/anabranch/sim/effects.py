@@ -114,6 +114,8 @@ class SimEffects(Effects):
                 assert isinstance(command, RunSlice)
                 assert self._placement is not None
                 self._checkers.slice_ran(command, self._placement, event.reports)
+                if self._driver.run is not None:
+                    self._checkers.waiting.in_vain(self._driver.run.controller)
             case _:
                 pass
         match command:
@@ -152,6 +154,7 @@ class SimEffects(Effects):
         if again and faults == self._faults:
             violated("a recovery lacked something, though nothing had gone wrong")
         self._faults = faults
+        self._checkers.recovers(plan)
         counts["recoveries"] += 1
         counts["parts"] += plan.part > 0
         counts["adjustments"] += plan.adjusts

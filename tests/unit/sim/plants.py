@@ -33,6 +33,7 @@ from anabranch.model.placement import Placement
 from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import CheckpointWritten, Staged
 from anabranch.model.slices import Cut, Feed, SlicePlan, SliceRecord
+from anabranch.node.protocol import host as host_module
 from anabranch.node.protocol.carried import Job, Sealed
 from anabranch.node.protocol.exchange import Bundle, Inbox
 from anabranch.node.protocol.host import Host
@@ -196,13 +197,13 @@ def slice_sealed_twice(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def old_epoch_accepted(patch: pytest.MonkeyPatch) -> None:
-    def kept(self: Host[Any], call: RecoverRequest, mine: dict[PartitionId, int]) -> Any:
-        found = {p: x for p, x in self.partitions.items() if p in mine}
+    def kept(partitions: Any, plan: RecoveryPlan, mine: Any, same_driver: bool) -> Any:
+        found = {p: x for p, x in partitions.items() if p in mine}
         for partition in found.values():
             partition.epoch = mine[partition.id]
-        return found if call.driver == self._driver else {}
+        return found if same_driver else {}
 
-    patch.setattr(Host, "_kept", kept)
+    patch.setattr(host_module, "kept_of", kept)
 
 
 @plant
@@ -229,15 +230,15 @@ def old_driver_accepted(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def partitions_of_an_earlier_driver_kept(patch: pytest.MonkeyPatch) -> None:
-    def kept(self: Host[Any], call: RecoverRequest, mine: dict[PartitionId, int]) -> Any:
-        if call.driver == self._driver:
-            return {p: x for p, x in self.partitions.items() if mine.get(p) == x.epoch}
-        found = {p: x for p, x in self.partitions.items() if p in mine}
+    def kept(partitions: Any, plan: RecoveryPlan, mine: Any, same_driver: bool) -> Any:
+        if same_driver:
+            return {p: x for p, x in partitions.items() if mine.get(p) == x.epoch}
+        found = {p: x for p, x in partitions.items() if p in mine}
         for partition in found.values():
             partition.take_over(mine[partition.id])
         return found
 
-    patch.setattr(Host, "_kept", kept)
+    patch.setattr(host_module, "kept_of", kept)
 
 
 @plant
@@ -311,7 +312,7 @@ def state_restored_from_the_older_cut(patch: pytest.MonkeyPatch) -> None:
         before = self.cut
         found = real(self, reports)
         if found is not None and before is not None:
-            self.cut = found = replace(found, files=before.files)
+            self.cuts[0] = found = replace(found, files=before.files)
         return found
 
     patch.setattr(CheckpointLedger, "written", written)
@@ -521,16 +522,16 @@ def epoch_of_a_removed_partition_used_again(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def moved_key_groups_kept_at_the_old_owner(patch: pytest.MonkeyPatch) -> None:
-    real = Host._restored
+    real = Host._install
 
-    def restored(self: Host[Any], job: Any, plan: Any, pid: PartitionId, epoch: int) -> Any:
-        made = real(self, job, plan, pid, epoch)
-        before = self.partitions.get(pid)
-        if before is not None:
-            made.state.hashes = {**before.state.hashes, **made.state.hashes}
-        return made
+    def install(self: Host[Any], request: RecoverRequest) -> None:
+        before = dict(self.partitions)
+        real(self, request)
+        for pid, made in self.partitions.items():
+            if pid in before and before[pid] is not made:
+                made.state.hashes = {**before[pid].state.hashes, **made.state.hashes}
 
-    patch.setattr(Host, "_restored", restored)
+    patch.setattr(Host, "_install", install)
 
 
 @plant

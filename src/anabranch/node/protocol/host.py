@@ -16,7 +16,6 @@ from typing import Any, Generic
 from anabranch.errors import AnabranchError, ClusterError, InvariantError, StorageError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement
-from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import Failure, NodeReport
 from anabranch.model.slices import SlicePlan
 from anabranch.node.protocol.carried import ChainError, Job, Process, R, Sealed
@@ -31,6 +30,7 @@ from anabranch.node.protocol.messages import (
 from anabranch.node.protocol.notes import SliceNotes
 from anabranch.node.protocol.partition import Output, Partition
 from anabranch.node.protocol.preparation import Preparations
+from anabranch.node.protocol.restoring import kept_of, restored
 from anabranch.node.protocol.writing import CheckpointWriter
 
 Answer = tuple[list[Parcel[R]], NodeReport | None]
@@ -321,15 +321,19 @@ class Host(Generic[R]):
             raise InvariantError("a node was asked to recover a job it does not know")
         job = self._of_job if is_owned else self._job_of(request.spec or b"")
         mine = plan.placement.held_by(request.node)
-        kept = self._kept(request, mine)
+        kept = kept_of(self.partitions, plan, mine, request.driver == self._driver)
         promoted = {p: x for p, x in kept.items() if p in plan.promoted}
         taken = {
-            p: self._restored(job, plan, p, epoch)
+            p: restored(job, self.preparations, plan, p, epoch)
             for p, epoch in mine.items()
             if p not in kept and (p in plan.restored or p in plan.copied)
         }
         owned = plan.placement.hosted_by(request.node)
-        shadows = {p: self._restored(job, plan, p, owned[p]) for p in plan.shadows if p in owned}
+        shadows = {
+            p: restored(job, self.preparations, plan, p, owned[p])
+            for p in plan.shadows
+            if p in owned
+        }
         for pid, partition in self.partitions.items():
             if pid not in kept:
                 partition.forget()
@@ -345,33 +349,6 @@ class Host(Generic[R]):
         self.preparations.clear()
         self._exchange = Exchange(job, request.generation, request.node, plan.placement)
         self._notes.restore_s = self._process.monotonic_s() - started
-
-    def _kept(
-        self, request: RecoverRequest, mine: dict[PartitionId, int]
-    ) -> dict[PartitionId, Partition[R]]:
-        """Partitions that stay as they are, and copies that become partitions."""
-        if request.driver != self._driver:
-            return {}
-        promoted = request.plan.promoted
-        return {
-            p: x
-            for p, x in self.partitions.items()
-            if p in mine and (mine[p] == x.epoch or p in promoted)
-        }
-
-    def _restored(
-        self, job: Job[R], plan: RecoveryPlan, pid: PartitionId, epoch: int
-    ) -> Partition[R]:
-        loaded: set[str] = set()
-        try:
-            state, loaded = self.preparations.take(pid, epoch, plan)
-        except KeyError:
-            state = job.new_state(pid)
-        owned = {g for g, p in enumerate(plan.placement.groups[pid.chain]) if p == pid.index}
-        state.restore([f for f in plan.files.get(pid, ()) if f not in loaded], owned)
-        partition = Partition(pid, epoch, job.chains[pid.chain], state, plan.cut + 1)
-        partition.backs_up = plan.backups is None or pid in plan.backups
-        return partition
 
     def _rebuild(self, partition: Partition[R], request: RecoverRequest) -> Iterator[Sent[R]]:
         is_own = partition.id in request.plan.restored
