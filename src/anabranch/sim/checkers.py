@@ -25,7 +25,6 @@ from dataclasses import replace
 from anabranch.model.commands import Command, RunSlice, TrimStorage, WriteHead
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement
-from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, Feed, SliceRecord
 from anabranch.sim.cluster import SimCluster
@@ -56,7 +55,7 @@ class Checkers:
         self._checked_cuts: set[int] = set()
         self._backed_from: dict[tuple[PartitionId, int], int] = {}  # as the driver asked for it
         self._first = 1  # slice
-        self.waiting = WaitingChecks(cluster)
+        self.waiting = WaitingChecks(cluster.job.plan)
         cluster.on_install = self.installed
         for target in self._disk.targets.values():
             target.on_given = self.given
@@ -309,11 +308,6 @@ class Checkers:
             slice_no = int(path.rpartition("/")[2].partition("-")[0])
             if slice_no <= older and path not in named:
                 violated(f"{path} is kept, the older cut is {older}")
-
-    def recovers(self, plan: RecoveryPlan) -> None:
-        before = [v for v in self._placements if v < plan.placement.version]
-        if before:
-            self.waiting.recovers(plan, self._placements[max(before)])
 
     # -- requests ------------------------------------------------------------------------------
 

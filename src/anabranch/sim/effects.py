@@ -154,7 +154,6 @@ class SimEffects(Effects):
         if again and faults == self._faults:
             violated("a recovery lacked something, though nothing had gone wrong")
         self._faults = faults
-        self._checkers.recovers(plan)
         counts["recoveries"] += 1
         counts["parts"] += plan.part > 0
         counts["adjustments"] += plan.adjusts
