@@ -221,9 +221,11 @@ class Comeback(Machine[ComebackState]):
         cuts = [checkpoints.covering(c) for c in plan.chains_restored]
         if not all(self._ledgers.slices.reaches(c.slice if c else 0) for c in cuts):
             return [FailRun(error)]
-        # What was to be restored has no state; of shadows, later files would be of no use.
-        restored = {p for p in plan.restored if p not in self._ahead}
-        return self.lost(plan.shadows | restored, Cause.CHECKPOINT_TORN)
+        # What was to be restored has no state, unless it has got further since; of shadows, later
+        # files would be of no use.
+        frontier, begin = self._ledgers.owners.frontier, plan.cut + 1
+        going_on = {p for p in self._ahead & plan.restored if frontier[p] > begin}
+        return self.lost(plan.shadows | plan.restored - going_on, Cause.CHECKPOINT_TORN)
 
     # -- who comes back --------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class SimEffects(Effects):
         self._disk = driver.disk
         self._checkers = driver.checkers
         self._faults = -1  # that there had been when the newest recovery began
+        self._sealed: int | bool = False  # the last slice of a stage that a checkpoint ends
 
     def execute(self, command: Command) -> Event | None:
         self._driver.cluster.step(type(command).__name__)
@@ -150,7 +151,8 @@ class SimEffects(Effects):
 
     def _tell_recovery(self, plan: RecoveryPlan) -> None:
         counts, faults = self._world.counts, self._world.faults
-        again = plan.cause is Cause.RECOVERY_LACKED and plan.part == 0
+        next_stage, self._sealed = plan.cut == self._sealed, plan.seals and plan.next_slice - 1
+        again = plan.cause is Cause.RECOVERY_LACKED and plan.part == 0 and not next_stage
         if again and faults == self._faults:
             violated("a recovery lacked something, though nothing had gone wrong")
         self._faults = faults

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.errors import AnabranchError, CheckpointLockedError
+from anabranch.control.tries import MAX_TRIES
+from anabranch.errors import AnabranchError, CheckpointLockedError, ClusterError
 from anabranch.model.graph import Kind
 from anabranch.sim.checkers import Checkers
 from anabranch.sim.cluster import SimCluster
@@ -26,6 +27,8 @@ from anabranch.sim.workload import Workload, random_workload
 from anabranch.sim.world import StuckError, ViolationError, World, violated
 
 STORY_LINES = 40
+# What may lose a partition, or make a try lack something.
+TROUBLES = ("crashes", "hangs", "replaced", "packets lost")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def _lives(cluster: SimCluster, checkers: Checkers, number: int = 0) -> None:
     while not ended:
         number += 1
         cluster.excuses.clear()
+        troubles = _troubles(cluster)
         driver = SimDriver(cluster, checkers, number)
         cluster.replace_driver = partial(_replaced, cluster, checkers, number)
         try:
@@ -130,6 +134,8 @@ def _lives(cluster: SimCluster, checkers: Checkers, number: int = 0) -> None:
             continue
         if error is None and CheckpointLockedError in cluster.excuses:
             violated("a driver that was replaced went on to its end")
+        if _troubles(cluster) - troubles > MAX_TRIES:
+            cluster.excuses.add(ClusterError)  # by design: one partition may have met them all
         if error is not None:
             if not isinstance(error, tuple(cluster.excuses)):
                 raise EndedError(error)
@@ -137,6 +143,10 @@ def _lives(cluster: SimCluster, checkers: Checkers, number: int = 0) -> None:
             cluster.world.tell("the run ends with a {}", type(error).__name__)
         ended = cluster.disk.committed_batch + 1 == len(cluster.job.batches) and error is None
         ended = ended or isinstance(error, CheckpointLockedError)
+
+
+def _troubles(cluster: SimCluster) -> int:
+    return sum(cluster.world.counts[what] for what in TROUBLES)
 
 
 def _replaced(cluster: SimCluster, checkers: Checkers, number: int) -> None:
