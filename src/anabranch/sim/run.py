@@ -28,7 +28,7 @@ from anabranch.sim.world import StuckError, ViolationError, World, violated
 
 STORY_LINES = 40
 # What may lose a partition, or make a try lack something.
-TROUBLES = ("crashes", "hangs", "replaced", "packets lost")
+TROUBLES = ("crashes", "hangs", "replaced", "packets lost", "misplaced calls", "torn files")
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,17 @@ def filtering() -> Plan:
     return compile_plan(Graph.checked("t", operators, key_groups=4))
 
 
+def apart() -> Plan:
+    """s → a → b → out_b, and s → c → out_c, one partition each."""
+
+    def keyed(name: str, reads: str) -> Operator:
+        return Operator(name, Kind.KEYED, ((reads,),), keys=(f"k_{name}",), parallelism=1)
+
+    sinks = [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in ("b", "c")]
+    operators = [Operator("s", Kind.SOURCE), keyed("a", "s"), keyed("b", "a"), keyed("c", "s")]
+    return compile_plan(Graph.checked("t", [*operators, *sinks], key_groups=4))
+
+
 def diamond() -> Plan:
     """s → a → b → d → out, and s → c → d: two waves of input for d, no chain fused with another."""
 

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from plays import COUNT, FIRST, SECOND, THIRD, Play, feed, lose, record
+from plays import COUNT, FIRST, SECOND, THIRD, Play, apart, feed, lose, record
 
 from anabranch.control.adjustment import AdjustmentState
+from anabranch.control.comeback import ComebackState
 from anabranch.control.invariants import RULES, check
 from anabranch.control.rebuild import RebuildState
 from anabranch.control.schedule import SliceState
+from anabranch.control.settings import Past
 from anabranch.driver.run import VALIDATE, validates
 from anabranch.errors import InvariantError
 from anabranch.model.commands import Command, ExposeSlice, FinishBatch, PollNodes, WriteSlice
+from anabranch.model.costs import Costs
 from anabranch.model.events import BatchArrived, Idled, NodesJoined, ScaleRequested
 from anabranch.model.ids import PartitionId
 from anabranch.model.slices import Cut
@@ -43,6 +46,16 @@ def scaling() -> Play:
 def rebuilding() -> Play:
     play = running()
     lose(play, SECOND, logged=1)
+    return play
+
+
+def waiting() -> Play:
+    """Two nodes for queries that fill most of one each; the second is lost."""
+    costs = {PartitionId("a", 0): 0.3, PartitionId("b", 0): 0.3, PartitionId("c", 0): 0.6}
+    play = Play(Past(costs=Costs(costs, 1.0)), plan=apart())
+    play.start()
+    play.recovering(lose(play, SECOND))
+    assert play.controller.comeback.state is ComebackState.WAITING
     return play
 
 
@@ -190,6 +203,24 @@ def sealed_before_it_happened(play: Play) -> None:
     play.controller.ledgers.checkpoints.sealed(3, play.placement, 0)
 
 
+def below_a_waiting_chain_nobody_waits(play: Play) -> None:
+    play.controller.ledgers.behind.first["a"] = 1
+
+
+def comeback_forgotten(play: Play) -> None:
+    play.controller.comeback.state = ComebackState.ABSENT
+
+
+def waits_for_what_the_cut_has(play: Play) -> None:
+    play.controller.ledgers.behind.first["c"] = 0
+
+
+def slices_that_it_lacks_trimmed(play: Play) -> None:
+    for batch in range(2):
+        feed(play, batch)
+    del play.controller.ledgers.slices.records[0]
+
+
 OWNER = "every partition has an owner or is being rebuilt"
 EPOCHS = "epochs are those given out last"
 WHERE = "partitions are where the slices are"
@@ -198,6 +229,8 @@ CHANGE = "a change follows the placement in force"
 SWITCH = "a switch is a rebuild and nothing else"
 IN_HAND = "the slice in hand is the next one"
 CUTS = "cuts are of slices that have happened"
+CLOSED = "what waits is closed downstream"
+KEPT = "what waiting chains need is kept"
 BROKEN: list[tuple[Callable[[], Play], Callable[[Play], None], str]] = [
     (running, owner_gone, OWNER),
     (running, copy_beside_its_partition, OWNER),
@@ -213,6 +246,10 @@ BROKEN: list[tuple[Callable[[], Play], Callable[[Play], None], str]] = [
     (rebuilding, rebuild_for_another_placement, LOST),
     (rebuilding, waiting_though_there_are_nodes, LOST),
     (rebuilding, slice_runs_on, "no slice runs while partitions are rebuilt"),
+    (waiting, below_a_waiting_chain_nobody_waits, CLOSED),
+    (waiting, comeback_forgotten, CLOSED),
+    (waiting, waits_for_what_the_cut_has, KEPT),
+    (waiting, slices_that_it_lacks_trimmed, KEPT),
     (scaling, change_lost, CHANGE),
     (scaling, change_of_an_older_placement, CHANGE),
     (scaling, change_counts_on_a_lost_node, CHANGE),
