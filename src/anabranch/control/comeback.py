@@ -4,8 +4,10 @@ A chain waits from the slice on in which a partition of it was lost, and so do a
 every partition of a chain takes rows from all of those above. Slices go on without them, for
 queries that lost nothing. Source tasks log all rows as ever, so what a waiting chain misses is
 there when it comes back: from the newest cut that covers it, by a replay of the slices since then,
-with the time each of them had. That is the recovery of rebuild.py, in parts with slices between
-them; once a chain has made up for the newest slice, it is in the next one.
+with the time each of them had. That is the recovery of rebuild.py, in parts. The first one installs
+partitions, between two slices; later ones go on beside slices, which do not wait for them; what is
+left in the end is made up for between two slices again. Once a chain has made up for the newest
+slice, it is in the next one.
 
 Which chains come back, and where, is up to policies/capacity.py, asked again with every loss, every
 node that joins and everything that has come back. Chains with the same cut come back together,
@@ -19,6 +21,7 @@ driver that starts in the middle goes on with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -36,7 +39,15 @@ from anabranch.control.story import Machine, Story
 from anabranch.control.tries import Tries
 from anabranch.control.wishes import Wishes
 from anabranch.errors import AnabranchError, InvariantError
-from anabranch.model.commands import AwaitNodes, Command, FailRun, RecoverPartitions
+from anabranch.model.commands import (
+    AwaitCatchUp,
+    AwaitNodes,
+    CatchUp,
+    Command,
+    FailRun,
+    RecoverPartitions,
+)
+from anabranch.model.events import CaughtUp
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Ownership, Placement, partitions_of
 from anabranch.model.plan import Plan
@@ -44,6 +55,7 @@ from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
 
 LOOK_AGAIN = 10  # slices later, what partitions cost may be another
+IN_VAIN = 5  # parts beside slices after which no less is left: slices wait for the rest
 
 
 class ComebackState(Enum):
@@ -51,8 +63,9 @@ class ComebackState(Enum):
 
     ABSENT = auto()  # none waits
     WAITING = auto()  # nothing is in hand
-    REPLAYING = auto()  # the nodes restore and replay a part
-    BETWEEN = auto()  # two parts: slices may run
+    REPLAYING = auto()  # the nodes restore and replay a part, and nothing else
+    BESIDE = auto()  # the nodes replay a part beside slices
+    BETWEEN = auto()  # two parts
 
 
 LEGAL = {
@@ -63,7 +76,12 @@ LEGAL = {
     ComebackState.REPLAYING: frozenset(
         {ComebackState.WAITING, ComebackState.BETWEEN, ComebackState.ABSENT}
     ),
-    ComebackState.BETWEEN: frozenset({ComebackState.WAITING, ComebackState.REPLAYING}),
+    ComebackState.BESIDE: frozenset(
+        {ComebackState.WAITING, ComebackState.BETWEEN, ComebackState.ABSENT}
+    ),
+    ComebackState.BETWEEN: frozenset(
+        {ComebackState.WAITING, ComebackState.REPLAYING, ComebackState.BESIDE}
+    ),
 }
 
 
@@ -94,6 +112,8 @@ class Comeback(Machine[ComebackState]):
         self._rested = True  # has a slice run since the part before?
         self._tries = Tries()  # since it came further than ever
         self._furthest = 0  # the slice that a replay of these chains came to
+        self._least = math.inf  # rows that were left to replay, and the parts since that was so
+        self._vain = 0
 
     @property
     def absent(self) -> bool:
@@ -102,6 +122,11 @@ class Comeback(Machine[ComebackState]):
     @property
     def replaying(self) -> bool:
         return self.state is ComebackState.REPLAYING
+
+    @property
+    def beside(self) -> bool:
+        """Is something in hand that goes on beside slices, or between them?"""
+        return self.state in (ComebackState.BESIDE, ComebackState.BETWEEN)
 
     @property
     def may_rest(self) -> bool:
@@ -197,13 +222,14 @@ class Comeback(Machine[ComebackState]):
             *(p for p, o in placement.owners.items() if o.node not in there),
         }
         told = partitions or abandoned or cause.concerns_nodes
+        in_hand = self.state in (ComebackState.REPLAYING, ComebackState.BESIDE)
         if not (told or self.replaying or set(placement.nodes) - there):
             return []
-        if self.replaying and not self._tries.may_go_on(partitions):
+        if in_hand and not self._tries.may_go_on(partitions):
             return [FailRun(self._tries.lost_too_often(partitions))]
         hit = {p.chain for p in partitions} | {p.chain for p in abandoned}
         ledgers.behind.pause(hit, ledgers.slices.next_slice)
-        begun = self.running.restored if self.replaying and self.running else abandoned
+        begun = self.running.restored if in_hand and self.running else abandoned
         self._ahead = frozenset(p for p in (self._ahead | begun) if p not in partitions)
         left = {p: o for p, o in placement.owners.items() if p not in partitions}
         owners.use(placement.owned(left, self._nodes), frozenset(), 0)
@@ -240,16 +266,17 @@ class Comeback(Machine[ComebackState]):
         self._rested = True
 
     def step(self, now_ms: int, began_ms: int) -> list[Command]:
-        """The next part, where there is time for one: at least one after every slice, and others
-        as long as the next slice, an interval after the one that `began_ms`, need not wait."""
+        """The next part: the last one as soon as slices need not wait for it (the next is due an
+        interval after the one that `began_ms`); until then one beside slices after the other."""
         if self.absent or self.replaying or not self._ledgers.owners.nodes:
             return []
+        if self.state is ComebackState.BESIDE:
+            return [AwaitCatchUp()] if self.stops else []
         left_ms = began_ms + self._config.slice_interval_ms - now_ms
+        if self.state is ComebackState.BETWEEN:
+            return self._next_part(left_ms)
         if not self._rested and left_ms <= 0 and not self.stops:
             return []
-        if self.state is ComebackState.BETWEEN:
-            self.running = self._returning.next_part(self.expected(), left_ms)
-            return self._replay([])
         newest = self._ledgers.newest_slice
         if self._look_at is not None and newest < self._look_at and not self.stops:
             return []
@@ -306,6 +333,7 @@ class Comeback(Machine[ComebackState]):
         kept = {p: o for p, o in before.owners.items() if p not in anew}
         placement = before.owned({**kept, **fresh}, self._nodes)
         self._ahead = (self._ahead - anew) | group.going_on
+        self._least, self._vain = math.inf, 0
         begin = (group.cut.slice if group.cut else 0) + 1
         owners.use(placement, anew, begin)
         ledgers.layouts.used(placement)
@@ -315,6 +343,24 @@ class Comeback(Machine[ComebackState]):
         return self._replay([ledgers.head()], ", ".join(sorted(group.chains)) or "nothing fits")
 
     # -- part by part ----------------------------------------------------------------------------
+
+    def _next_part(self, left_ms: float) -> list[Command]:
+        before = self.expected()
+        rows = self._returning.rows_left(before)
+        self._least, self._vain = (rows, 0) if rows < self._least else (self._least, self._vain + 1)
+        vain = self._vain > IN_VAIN  # its nodes are too full for it
+        if self.stops or vain or self._returning.is_near(before, left_ms):
+            self.running = self._returning.last_part(before)
+            return self._replay([])
+        self.running = self._returning.part_beside(before)
+        self._to(ComebackState.BESIDE)
+        return [CatchUp(self.running)]
+
+    def is_at(self, event: CaughtUp) -> bool:
+        """Is it the part in hand that has ended? Another one was given up."""
+        plan = self.running if self.state is ComebackState.BESIDE else None
+        at = (plan.placement.version, plan.part) if plan is not None else None
+        return at == (event.version, event.part)
 
     def _replay(self, first: list[Command], why: str = "") -> list[Command]:
         self._rested = False
@@ -341,7 +387,7 @@ class Comeback(Machine[ComebackState]):
             self._tries.progress()
             self._furthest = upto
         commands = made_up(self._plan, ledgers, plan, reports, upto)
-        if plan.more:
+        if plan.more and plan.chains_restored & ledgers.behind.chains:
             self._to(ComebackState.BETWEEN)
             return commands
         self._ahead, self._furthest = self._ahead - plan.restored, 0

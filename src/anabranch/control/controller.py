@@ -30,6 +30,7 @@ from anabranch.errors import AdjustmentError, InvariantError
 from anabranch.model import events
 from anabranch.model.commands import (
     AwaitNodes,
+    CatchUp,
     Command,
     FailRun,
     FinishRun,
@@ -45,7 +46,7 @@ from anabranch.model.recovery import Cause
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Cut, SliceRecord
 
-Reported = events.SliceRan | events.PartitionsRecovered | events.NodesPolled
+Reported = events.SliceRan | events.PartitionsRecovered | events.CaughtUp | events.NodesPolled
 
 
 class Phase(Enum):
@@ -165,6 +166,8 @@ class Controller:
                 return self._on_lost(event)
             case events.PartitionsRecovered():
                 return self._on_recovered(event)
+            case events.CaughtUp():
+                return self._on_caught_up(event) if self.comeback.is_at(event) else []
             case events.RestoreFailed():
                 if self.comeback.replaying:
                     return self._come_back(self.comeback.torn(event.error), event)
@@ -184,8 +187,9 @@ class Controller:
                 return self._on_poll(event)
             case events.Idled():
                 commands, parts = self._scale_itself(event.now_ms), self._parts(event.now_ms)
-                if parts or not self._is_whole:
-                    return commands + parts
+                commands += parts
+                if (parts and not isinstance(parts[-1], CatchUp)) or not self._is_whole:
+                    return commands
                 return commands + self.schedule.idle(event.now_ms)
             case events.StopRequested():
                 self.schedule.stop_asked = self.comeback.stops = True
@@ -199,7 +203,10 @@ class Controller:
             if self.ledgers.checkpoints.in_flight:
                 return [PollNodes()]
             return self._rebuild(self.rebuild.next_stage(), now_ms)
-        return self._parts(now_ms) or (self.schedule.next(now_ms) if self._is_whole else [])
+        parts = self._parts(now_ms)
+        if parts and not isinstance(parts[-1], CatchUp):
+            return parts
+        return parts + (self.schedule.next(now_ms) if self._is_whole else [])
 
     @property
     def _is_whole(self) -> bool:
@@ -208,6 +215,7 @@ class Controller:
 
     def _parts(self, now_ms: int) -> list[Command]:
         """Of what comes back beside slices. A slice that was cut short comes first."""
+        self.schedule.beside = self.comeback.beside
         if not self._is_whole or self.schedule.state is not SliceState.FREE:
             return []
         commands = self.comeback.step(now_ms, self.schedule.began_ms)
@@ -259,9 +267,8 @@ class Controller:
         return self._rebuild(self.rebuild.nodes_lost(event.nodes, event.now_ms), event.now_ms)
 
     def _on_recovered(self, event: events.PartitionsRecovered) -> list[Command]:
-        if not self.comeback.replaying:
-            self.rebuild.expected()
-        replaced = self._if_replaced(event, None)
+        machine = self.comeback if self.comeback.replaying else self.rebuild
+        replaced = self._if_replaced(event, None, machine.expected().nodes)
         if replaced:
             return replaced
         if self.comeback.replaying:
@@ -276,7 +283,11 @@ class Controller:
             commands += self.adjustment.release()
         return commands + self._go_on(event.now_ms)
 
-    def _on_part(self, event: events.PartitionsRecovered) -> list[Command]:
+    def _on_caught_up(self, event: events.CaughtUp) -> list[Command]:
+        asked = self.comeback.expected().nodes
+        return self._if_replaced(event, None, asked) or self._on_part(event)
+
+    def _on_part(self, event: events.PartitionsRecovered | events.CaughtUp) -> list[Command]:
         """Something has made up for a part of what it lacks."""
         commands = self.comeback.recovered(event.reports)
         if commands and isinstance(commands[-1], RecoverPartitions | AwaitNodes | FailRun):
@@ -335,9 +346,11 @@ class Controller:
             return [FailRun(error)]
         return self._on_reports(event.reports) + self._go_on(event.now_ms)
 
-    def _if_replaced(self, event: Reported, logged: int | None) -> list[Command]:
+    def _if_replaced(
+        self, event: Reported, logged: int | None, asked: Sequence[NodeId] | None = None
+    ) -> list[Command]:
         """[] unless reports come from another node process than before."""
-        nodes = self.ledgers.owners.replaced(event.reports)
+        nodes = self.ledgers.owners.replaced(event.reports, asked)
         if not nodes:
             return []
         self.schedule.interrupt(logged)
@@ -355,7 +368,9 @@ class Controller:
     def _on_reports(self, reports: Sequence[NodeReport]) -> list[Command]:
         """Checkpoint files that became durable; a completed cut moves the restart point."""
         checkpoints = self.ledgers.checkpoints
-        self.schedule.disk_full = any(r.disk_full for r in reports)
+        full = any(r.disk_full for r in reports)
+        heard = {r.node for r in reports} >= set(self.ledgers.owners.placement.nodes)
+        self.schedule.disk_full = full or (self.schedule.disk_full and not heard)
         cut = checkpoints.written(c for r in reports for c in r.checkpoints)
         if checkpoints.broken:
             self.adjustment.start_over("full files will take the place of those it loads ahead")

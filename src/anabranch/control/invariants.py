@@ -16,6 +16,7 @@ from anabranch.control.rebuild import RebuildState
 from anabranch.control.schedule import SliceState
 from anabranch.errors import InvariantError
 from anabranch.model.commands import (
+    AwaitCatchUp,
     AwaitNodes,
     Command,
     ExposeLate,
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from anabranch.control.controller import Controller
 
 # Each is answered by an event; what comes after it would be carried out before that is heard.
-QUESTIONS = (RunSlice, RecoverPartitions, PreparePartitions, PollNodes, AwaitNodes)
+QUESTIONS = (
+    *(RunSlice, RecoverPartitions, PreparePartitions, PollNodes),
+    *(AwaitNodes, AwaitCatchUp),
+)
 
 
 def check(run: Controller, commands: Sequence[Command]) -> None:

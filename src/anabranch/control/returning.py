@@ -4,20 +4,22 @@ have, which slices come with the next part. Read off the ledgers, nothing is cha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.recovery import plan_recovery
 from anabranch.control.settings import ControlConfig
-from anabranch.model.ids import PartitionId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement, partitions_of
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.slices import Cut, SliceRecord
 
 FIRST_PART = 8  # slices, before it is known how long one takes
-LEAST_SHARE = 0.3  # of the slice interval is for a part, however long slices take
+# For how long a part keeps a node, in slice intervals: one that has a part in slices, too, which
+# may wait for it; and one that has not.
+SHARED, ALONE = 0.3, 2.0
 MAX_PART_SLICES = 64
 
 
@@ -90,13 +92,38 @@ class Returning:
         planned = self._planned(group, placement, group.first)
         if planned.shadows and planned.cut + 1 < group.first:  # which begin at the cut
             planned = self._planned(group, placement, planned.cut + 1)
-        return self._part(planned, self._interval_ms)
+        return self._cut_short(planned, self._fitting(planned))
 
-    def next_part(self, before: RecoveryPlan, left_ms: float) -> RecoveryPlan:
+    def last_part(self, before: RecoveryPlan) -> RecoveryPlan:
+        """All that is left, or as much as nodes have memory for."""
+        return self._cut_short(self._after(before), MAX_PART_SLICES)
+
+    def part_beside(self, before: RecoveryPlan) -> RecoveryPlan:
+        """What keeps no node for long; others follow."""
+        after = self._after(before)
+        return replace(self._cut_short(after, self._fitting(after)), more=True)
+
+    def is_near(self, before: RecoveryPlan, left_ms: float) -> bool:
+        """Is so little left that slices may wait for it? They are not kept from what else there
+        is to do: that takes at least so long."""
+        records = self._ledgers.slices.after(before.next_slice - 1)
+        if len(records) > MAX_PART_SLICES:
+            return False
+        seconds = self._seconds(before, records)
+        if not seconds:
+            return len(records) <= FIRST_PART
+        return max(seconds.values()) <= max(left_ms, SHARED * self._interval_ms) / 1000
+
+    def rows_left(self, before: RecoveryPlan) -> int:
+        """Of sources, after this part."""
+        records = self._ledgers.slices.after(before.next_slice - 1)
+        return sum(sum(r.rows.values()) for r in records)
+
+    def _after(self, before: RecoveryPlan) -> RecoveryPlan:
         """From where the part before has ended."""
         records = self._ledgers.slices.after(before.next_slice - 1)
         slices = tuple(r.plan(before.placement.version) for r in records)
-        return self._part(replace(before, slices=slices, part=before.part + 1), left_ms)
+        return replace(before, slices=slices, part=before.part + 1)
 
     def _planned(self, group: Group, placement: Placement, first: int) -> RecoveryPlan:
         ledgers = self._ledgers
@@ -111,9 +138,9 @@ class Returning:
             ledgers.backups.chosen(placement),
         )
 
-    def _part(self, plan: RecoveryPlan, left_ms: float) -> RecoveryPlan:
-        behind, records = self._ledgers.behind.first, self._ledgers.slices.after(plan.first - 1)
-        count = self._fitting(records, plan, left_ms) if plan.slices else 0
+    def _cut_short(self, plan: RecoveryPlan, count: int) -> RecoveryPlan:
+        """Its first slices."""
+        behind = self._ledgers.behind.first
         return replace(
             plan,
             slices=plan.slices[:count],
@@ -121,16 +148,28 @@ class Returning:
             late={c: behind[c] for c in sorted(plan.chains_restored)},
         )
 
-    def _fitting(self, left: Sequence[SliceRecord], plan: RecoveryPlan, left_ms: float) -> int:
-        """How many of the slices that are left there is time for; at least one."""
-        row_s = self._ledgers.costs.row_s(plan.placement, plan.chains)
-        most_s = max(left_ms, LEAST_SHARE * self._interval_ms) / 1000
-        took_s = 0.0
-        for count, record in enumerate(left[:MAX_PART_SLICES]):
-            took_s += row_s * sum(record.rows.values())
-            if count and (took_s > most_s or (not row_s and count == FIRST_PART)):
+    def _fitting(self, plan: RecoveryPlan) -> int:
+        """How many of its slices there is time for on every node; at least one."""
+        records = self._ledgers.slices.after(plan.first - 1) if plan.slices else []
+        owners, waiting = plan.placement.owners, self._ledgers.behind.chains
+        sharing = {o.node for p, o in owners.items() if p.chain not in waiting}
+        for count in range(1, min(len(records), MAX_PART_SLICES)):
+            taken = self._seconds(plan, records[: count + 1])
+            if not taken and count == FIRST_PART:
                 return count
-        return min(len(left), MAX_PART_SLICES)
+            for node, seconds in taken.items():
+                most = SHARED if node in sharing else ALONE
+                if seconds > most * self._interval_ms / 1000:
+                    return count
+        return min(len(records), MAX_PART_SLICES)
+
+    def _seconds(
+        self, plan: RecoveryPlan, records: Sequence[SliceRecord]
+    ) -> Mapping[NodeId, float]:
+        """How long these slices keep each node; empty where that is not known."""
+        rows = sum(sum(r.rows.values()) for r in records)
+        taken = self._ledgers.costs.node_row_s(plan.placement, plan.chains)
+        return {n: rows * row_s for n, row_s in taken.items()}
 
 
 def _slice_of(cut: Cut | None) -> int:

@@ -75,6 +75,7 @@ class Schedule(Machine[SliceState]):
         self.waiting_batch: BatchArrived | None = None
         self.stop_asked = False
         self.stopping = False  # nothing is begun any more that a stop would have to wait for
+        self.beside = False  # do others come back beside slices?
         self.disk_full = False  # of a node that keeps backups
         self._attempts = 0  # to read a batch
 
@@ -224,7 +225,8 @@ class Schedule(Machine[SliceState]):
         backups = self._ledgers.backups.chosen(placement)
         live = self.waiting_batch if plan.feed is Feed.LIVE else None
         rows = live.rows if live is not None else None
-        return [RunSlice(self.slice, self._ledgers.checkpoints.replay_from - 1, backups, rows)]
+        trim = self._ledgers.checkpoints.replay_from - 1
+        return [RunSlice(self.slice, trim, backups, rows, self.beside)]
 
     def _rows_in_time(self, placement: Placement) -> int | None:
         """The most that a slice may have: losses, arrivals and requests wait for its end, and a

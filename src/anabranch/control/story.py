@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from anabranch.errors import InvariantError
 from anabranch.model.commands import (
+    CatchUp,
     Command,
     PreparePartitions,
     RecoverPartitions,
@@ -153,7 +154,7 @@ def _command(command: Command) -> str:
             return f"{name} slice {command.plan.number} ({command.plan.feed.value}{seals})"
         case WriteSlice():
             return f"{name} slice {command.record.number}"
-        case RecoverPartitions() | PreparePartitions():
+        case RecoverPartitions() | CatchUp() | PreparePartitions():
             plan = command.plan
             which = _names(plan.restored)
             return (

@@ -12,10 +12,14 @@ from anabranch.model.reports import NodeReport
 
 
 def replaced(
-    reports: Sequence[NodeReport], nodes: Iterable[NodeId], known: Mapping[NodeId, str]
+    reports: Sequence[NodeReport],
+    nodes: Iterable[NodeId],
+    known: Mapping[NodeId, str],
+    version: int,
 ) -> list[NodeId]:
-    """Nodes whose process is another one than the known one: it has lost its partitions."""
-    found = {r.node: r.incarnation for r in reports}
+    """Nodes whose process is another one than the known one, or goes by another placement than that
+    of this `version`: it has lost its partitions."""
+    found = {r.node: r.incarnation for r in reports if r.placement in (None, version)}
     return [n for n in nodes if n not in found or known.get(n, found[n]) != found[n]]
 
 

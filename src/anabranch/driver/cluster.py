@@ -8,6 +8,7 @@ and once. A cluster only carries it out: stage by stage, or chained ahead as Spa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -82,7 +83,7 @@ class SliceJob:
         source = SourceRequest(
             by.generation, nodes, self.placement, plan, tasks, by.sources, by.schema
         )
-        told = (self.confirmed, self.command.trim, self.command.backups)
+        told = (self.confirmed, self.command.trim, self.command.backups, self.command.beside)
         waves = tuple(
             tuple(
                 WaveRequest(
@@ -104,7 +105,7 @@ class RecoveryJob:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        return self.plan.placement.nodes
+        return self.plan.nodes
 
     def stages(self) -> Stages[ReplayRequest]:
         """As many replay tasks as there are nodes, or logs if these are fewer."""
@@ -204,6 +205,10 @@ class Cluster(Protocol):
         ...
 
     def run(self, job: SliceJob | RecoveryJob) -> Ran: ...
+
+    def begin(self, job: RecoveryJob) -> Future[Ran]:
+        """Run it beside others. The result may be an error, NodesLostError among them."""
+        ...
 
     def ask(self, requests: Sequence[PrepareRequest | PollRequest]) -> list[NodeReport]:
         """A report of every node that is asked, in this order."""

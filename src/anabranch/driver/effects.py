@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import assert_never
 
 from anabranch.driver import notes
 from anabranch.driver.clock import Clock
-from anabranch.driver.cluster import Caller, Cluster, NodesLostError
+from anabranch.driver.cluster import Caller, Cluster, NodesLostError, Ran
 from anabranch.driver.history import History
 from anabranch.driver.holding import Holding
 from anabranch.driver.showing import Showing
 from anabranch.driver.trimming import trim
-from anabranch.errors import ClusterError, StorageError
+from anabranch.errors import AnabranchError, ClusterError, StorageError
 from anabranch.model.commands import (
+    AwaitCatchUp,
     AwaitNodes,
+    CatchUp,
     Command,
     ExposeLate,
     ExposeSlice,
@@ -41,6 +43,7 @@ from anabranch.model.commands import (
     WriteSlice,
 )
 from anabranch.model.events import (
+    CaughtUp,
     Event,
     NodesJoined,
     NodesLost,
@@ -99,6 +102,9 @@ class Effects:
         self._waiting = waiting
         self._behind = ThreadPoolExecutor(1, "anabranch-trim") if behind else None
         self._placement: Placement | None = None  # that nodes were last told of
+        self._catching_up: tuple[RecoveryPlan, Future[Ran]] | None = None  # the newest
+        # Is given the event, or the error, that ends what goes on beside slices.
+        self.on_caught_up: Callable[[Event | AnabranchError], None] = lambda _: None
         self.doing: Command | None = None
 
     def close(self) -> None:
@@ -159,6 +165,10 @@ class Effects:
         match command:
             case RecoverPartitions():
                 return self._recover(command.plan)
+            case CatchUp():
+                self._begin(command.plan)
+            case AwaitCatchUp():
+                return self._caught_up()
             case PreparePartitions():
                 reports = self._cluster.ask(self._caller.preparation(command.plan))
                 return PartitionsPrepared(tuple(reports), self._clock.now_ms())
@@ -242,6 +252,31 @@ class Effects:
             return RestoreFailed(StorageError(torn[0].message), self._clock.now_ms())
         self._history.recovery_ended(plan, reports)
         return PartitionsRecovered(reports, self._clock.now_ms())
+
+    def _begin(self, plan: RecoveryPlan) -> None:
+        """Beside slices. Whoever comes first, that thread or one that waits for it, says how it
+        ended; the controller does not mind to hear it twice."""
+        future = self._cluster.begin(self._caller.recovery(plan))
+        self._catching_up = (plan, future)
+        future.add_done_callback(lambda done: self.on_caught_up(self._ended(plan, done)))
+
+    def _caught_up(self) -> Event:
+        assert self._catching_up is not None
+        ended = self._ended(*self._catching_up)
+        if isinstance(ended, AnabranchError):
+            raise ended
+        return ended
+
+    def _ended(self, plan: RecoveryPlan, future: Future[Ran]) -> Event | AnabranchError:
+        """How it ended; waits for that."""
+        try:
+            reports = future.result().reports
+        except NodesLostError as e:
+            return self.lost(e.nodes, e.reason)
+        except AnabranchError as e:
+            return e
+        version, now_ms = plan.placement.version, self._clock.now_ms()
+        return CaughtUp(version, plan.part, reports, now_ms)
 
     def _trim(self, command: TrimStorage) -> None:
         if self._behind is None:

@@ -28,6 +28,18 @@ class RecoverPartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Begin a later part of a recovery, which goes on beside slices; an event says how it ended."""
+
+    plan: RecoveryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCatchUp:
+    """Nothing can be done before what was begun beside slices has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparePartitions:
     """Let the nodes load state ahead of its installation, in the background; repeated, it asks
     how far they are."""
@@ -52,12 +64,13 @@ class ReleaseNodes:
 @dataclass(frozen=True, slots=True)
 class RunSlice:
     """Run one slice on every node, as one job. Backups up to `trim` are not needed. A live slice
-    has the `rows` that its batch came with."""
+    has the `rows` that its batch came with. A recovery may be in hand `beside` it."""
 
     plan: SlicePlan
     trim: int
     backups: frozenset[PartitionId] | None = None  # who backs up from this slice on; None: all
     rows: Any = field(default=None, repr=False, compare=False)
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,8 @@ class FinishRun:
 
 Command = (
     RecoverPartitions
+    | CatchUp
+    | AwaitCatchUp
     | PreparePartitions
     | RequestNodes
     | ReleaseNodes

@@ -47,6 +47,17 @@ class PartitionsRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A part of a recovery that went on beside slices has ended: this one, under the placement of
+    this version."""
+
+    version: int
+    part: int
+    reports: tuple[NodeReport, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreFailed:
     """A node could not read a checkpoint file: the recovery it belongs to did not happen."""
 
@@ -127,6 +138,7 @@ Event = (
     NodesJoined
     | NodesLost
     | PartitionsRecovered
+    | CaughtUp
     | RestoreFailed
     | PartitionsPrepared
     | ScaleRequested

@@ -84,6 +84,15 @@ class RecoveryPlan:
         return bool(self.slices) and self.slices[-1].seal
 
     @cached_property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The first part is for everybody; later ones are for those who have something to do."""
+        if self.part == 0 or self.seals:
+            return self.placement.nodes
+        having = self.rebuilt | self.senders | self.promoted
+        busy = {self.placement.owners[p].node for p in having}
+        return tuple(n for n in self.placement.nodes if n in busy)
+
+    @cached_property
     def rebuilt(self) -> frozenset[PartitionId]:
         return self.restored | self.shadows
 

@@ -101,3 +101,4 @@ class NodeReport:
     pid: int = 0
     memory_bytes: int = 0
     cpu_s: float = 0.0  # of the node process since its start
+    placement: int | None = None  # the version that it goes by

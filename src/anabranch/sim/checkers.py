@@ -370,7 +370,8 @@ class Checkers:
                 or machine.process.placement.version != placement.version
             ):
                 continue  # nothing is on it; a late call has given it what was there before
-            if any(n < number for n in machine.process.exchange.inbox.slices()):
+            hands = machine.process.hands[: 1 if command.beside else 2]
+            if any(n < number for h in hands for n in h.inbox.slices()):
                 violated(f"{report.node} keeps packets of slices before {number}")
             for pid in report.partitions:
                 self._check_backups(machine.process.partitions[pid], number)

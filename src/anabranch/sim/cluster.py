@@ -7,9 +7,11 @@ of its nodes is gone. What was cut short may still arrive, at any later time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from anabranch.driver.cluster import (
     NodesLostError,
@@ -48,6 +50,10 @@ from anabranch.sim.weather import SimWeather
 from anabranch.sim.workload import RawShare, Workload
 from anabranch.sim.world import World, violated
 
+Result = TypeVar("Result")
+# A job, call by call: where it is, on which nodes, with how many source tasks.
+Work = Generator[tuple[str, tuple[NodeId, ...], int | None], None, Result]
+
 
 @dataclass
 class Machine:
@@ -76,6 +82,7 @@ class SimCluster:
         self._incarnations = 0
         self._reads = 0
         self.awaited = False  # does the driver wait for the call in hand?
+        self._beside: list[tuple[Work[Ran], Future[Ran]]] = []  # jobs, the oldest first
         # What may end a run, because of what was done to it.
         self.excuses: set[type[AnabranchError]] = set()
         self.ran_plan: Plan | None = None  # of the newest driver that was not refused
@@ -143,6 +150,7 @@ class SimCluster:
     def driver_crashed(self) -> None:
         """With its Spark application, whose machines end too, or alone: then the next driver
         finds them as they are, also those that this one had given up."""
+        self._give_up_beside()
         if self.faults.takes_machines():
             self.world.tell("… and its machines with it")
             for machine in self.machines.values():
@@ -180,29 +188,81 @@ class SimCluster:
 
     def run(self, job: SliceJob | RecoveryJob) -> Ran:
         """One stage after the other."""
-        return self._slice(job) if isinstance(job, SliceJob) else self._recovery(job)
+        return self._through(self._slice(job) if isinstance(job, SliceJob) else self._recovery(job))
 
-    def _slice(self, job: SliceJob) -> Ran:
+    def begin(self, job: RecoveryJob) -> Future[Ran]:
+        """Its calls come between those of others."""
+        future: Future[Ran] = Future()
+        self._beside.append((self._recovery(job), future))
+        return future
+
+    def _through(self, work: Work[Result]) -> Result:
+        """Do it, and nothing else until it has ended."""
+        try:
+            point = next(work)
+            while True:
+                try:
+                    self.step(*point)
+                except BaseException as e:
+                    work.throw(e)
+                    raise
+                point = next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def go_on_beside(self) -> None:
+        """One call of what was begun first, and has not ended."""
+        if not self._beside:
+            return
+        work, future = self._beside[0]
+        try:
+            _, nodes, source_tasks = next(work)
+            lost = tuple(n for n in nodes if n in self.lost)
+            if lost:
+                work.throw(NodesLostError(lost, "gone", source_tasks))
+            return
+        except StopIteration as end:
+            ended: Ran | BaseException = end.value
+        except (AnabranchError, NodesLostError) as e:
+            ended = e
+        del self._beside[0]
+        if isinstance(ended, Ran):
+            future.set_result(ended)
+        else:
+            future.set_exception(ended)
+
+    def _give_up_beside(self) -> None:
+        """The driver is gone: what was on its way may still arrive."""
+        for work, _ in self._beside:
+            with contextlib.suppress(StopIteration, DriverCrashedError):
+                next(work)
+                work.throw(DriverCrashedError())
+        self._beside = []
+
+    def _slice(self, job: SliceJob) -> Work[Ran]:
         live = self.read_batch(job.plan.batch) if job.plan.feed is Feed.LIVE else []
         stages = job.stages(len(live))
         shares = live or [{}] * stages.tasks
         calls = [source_call(self, stages.source, t, share) for t, share in enumerate(shares)]
-        sent = self._stage("source", calls, stages.nodes, stages.tasks)
+        sent = yield from self._stage("source", calls, stages.nodes, stages.tasks)
         what = f"slice {job.plan.number}"
-        return Ran(stages.tasks, self._waves("wave", what, stages, sent, stages.tasks))
+        reports = yield from self._waves("wave", what, stages, sent, stages.tasks)
+        return Ran(stages.tasks, reports)
 
-    def _recovery(self, job: RecoveryJob) -> Ran:
+    def _recovery(self, job: RecoveryJob) -> Work[Ran]:
         plan, stages = job.plan, job.stages()
         calls = [self._replay_call(stages.source, t) for t in range(stages.tasks)]
-        sent = self._stage("replay", calls, stages.nodes, None)
+        sent = yield from self._stage("replay", calls, stages.nodes, None)
         what = f"recovery {plan.placement.version}.{plan.part}"
-        return Ran(stages.tasks, self._waves("recovery", what, stages, sent, None))
+        reports = yield from self._waves("recovery", what, stages, sent, None)
+        return Ran(stages.tasks, reports)
 
     def ask(self, requests: Sequence[PrepareRequest | PollRequest]) -> list[NodeReport]:
         """Nodes load ahead in the background: some are ready when they are asked, some later."""
         calls = [self._ask_call(r) for r in requests]
         kind = "prepare" if isinstance(requests[0], PrepareRequest) else "poll"
-        return self._stage(kind, calls, tuple(r.node for r in requests), None)
+        return self._through(self._stage(kind, calls, tuple(r.node for r in requests), None))
 
     def _ask_call(self, request: PrepareRequest | PollRequest) -> Call:
         if isinstance(request, PollRequest):
@@ -258,8 +318,11 @@ class SimCluster:
     def step(
         self, kind: str, nodes: tuple[NodeId, ...] = (), source_tasks: int | None = None
     ) -> None:
-        """Between any two calls: time passes, faults strike, losses become known."""
+        """Between any two calls: time passes, faults strike, losses become known; and so do calls
+        of what goes on beside."""
         self.world.advance()
+        if self._beside and self.world.chance(0.7):
+            self.go_on_beside()
         self.faults.strike(kind, self)
         lost = tuple(n for n in nodes if n in self.lost)
         if lost:
@@ -272,7 +335,7 @@ class SimCluster:
         stages: Stages[Any],
         sent: list[list[SimParcel]],
         source_tasks: int | None,
-    ) -> tuple[NodeReport, ...]:
+    ) -> Work[tuple[NodeReport, ...]]:
         nodes = stages.nodes
         answers: list[Answer[Rows]] = []
         for depth, wave in enumerate(stages.waves, 1):
@@ -280,13 +343,13 @@ class SimCluster:
                 self._wave_call(request, f"wave {depth} of {what}", self._arrived(sent, i))
                 for i, request in enumerate(wave)
             ]
-            answers = self._stage(kind, calls, nodes, source_tasks)
+            answers = yield from self._stage(kind, calls, nodes, source_tasks)
             sent = [parcels for parcels, _ in answers]
             if self.world.fault(self.chances.repeated):  # a fetch failed: a task of the stage again
                 i = self.world.dice.randrange(len(nodes))
                 if not self.is_silent(nodes[i]):
                     sent[i], _ = self._answer(calls[i])
-        self.step("end", nodes, source_tasks)
+        yield "end", nodes, source_tasks
         return tuple(report for _, report in answers if report is not None)
 
     def _wave_call(
@@ -309,20 +372,20 @@ class SimCluster:
 
     def _stage(
         self, kind: str, calls: list[Call], nodes: tuple[NodeId, ...], source_tasks: int | None
-    ) -> list[Any]:
+    ) -> Work[list[Any]]:
         """Run the calls of a stage in any order; every one must answer."""
         left = list(range(len(calls)))
         self.world.dice.shuffle(left)
         answers: dict[int, Any] = {}
         try:
-            self.step(kind, nodes, source_tasks)
+            yield kind, nodes, source_tasks
             while left:
                 call = calls[left[-1]]
                 while self.is_silent(call.node):
-                    self.step(kind, nodes, source_tasks)
+                    yield kind, nodes, source_tasks
                 answers[left[-1]] = self._answer(call)
                 left.pop()
-                self.step(kind, nodes, source_tasks)
+                yield kind, nodes, source_tasks
         except (NodesLostError, DriverCrashedError):
             for i in left:
                 if self.world.fault(self.chances.late_when_cut_short):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.driver.effects import Effects
 from anabranch.model.commands import (
+    CatchUp,
     Command,
     FinishRun,
     NoteBackups,
@@ -77,9 +78,9 @@ class SimEffects(Effects):
 
     def _before(self, command: Command) -> None:
         match command:
-            case RecoverPartitions() | PreparePartitions():
+            case RecoverPartitions() | CatchUp() | PreparePartitions():
                 self._checkers.asked(command.plan.placement.nodes, self._driver.nodes)
-                if isinstance(command, RecoverPartitions):
+                if not isinstance(command, PreparePartitions):
                     self._tell_recovery(command.plan)
             case ReleaseNodes():
                 self._checkers.released(command.nodes)
@@ -136,6 +137,13 @@ class SimEffects(Effects):
                 self._world.tell("the run ends")
             case _:
                 pass
+
+    def _caught_up(self) -> Event:
+        assert self._catching_up is not None
+        while not self._catching_up[1].done():
+            self._driver.cluster.step("beside")
+            self._driver.cluster.go_on_beside()
+        return super()._caught_up()
 
     # -- the story -----------------------------------------------------------------------------
 

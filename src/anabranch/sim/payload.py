@@ -319,13 +319,14 @@ class SimNode(Host[Rows]):
     def node(self) -> NodeId:
         return self._node
 
-    def _install(self, request: RecoverRequest) -> None:
+    def _install(self, request: RecoverRequest) -> float:
         before = {p: (x, x.epoch) for p, x in self.partitions.items()}
-        super()._install(request)
+        took_s = super()._install(request)
         copies = request.plan.placement.copied_by(request.node)
         for pid, partition in self.partitions.items():
             if pid not in copies and before.get(pid) != (partition, partition.epoch):
                 self._on_install(self, partition)
+        return took_s
 
 
 SimPartition = Partition[Rows]

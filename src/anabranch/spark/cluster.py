@@ -17,6 +17,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,6 +132,7 @@ class SparkCluster:
 
     def forget(self, job: str) -> None:
         """The job has ended: let the node processes drop its state."""
+        self.watch.cancel()  # what goes on beside slices
         nodes = self.watch.ready
         try:
             with contextlib.suppress(Exception):  # the cluster may be gone: so is the state
@@ -151,6 +153,21 @@ class SparkCluster:
                 return self._slice(job)
         with self._explained("recover partitions"):
             return self._recovery(job)
+
+    def begin(self, job: RecoveryJob) -> Future[Ran]:
+        """On a thread of its own: Spark runs its job beside others, task by task."""
+        future: Future[Ran] = Future()
+
+        def work() -> None:
+            try:
+                ran = self.run(job)
+            except BaseException as e:
+                future.set_exception(e)
+            else:
+                future.set_result(ran)
+
+        threading.Thread(target=work, name="anabranch-catch-up", daemon=True).start()
+        return future
 
     def _slice(self, job: SliceJob) -> Ran:
         what = f"slice {job.plan.number}"
@@ -180,20 +197,24 @@ class SparkCluster:
 
     def _carried_out(self, stages: Stages[Any], frames: Any, what: str, limit: Limit | None) -> Ran:
         """The waves after the source stage, each one stage of pinned tasks."""
-        nodes, upstream = stages.nodes, stages.tasks
+        nodes, upstream, shuffles = stages.nodes, stages.tasks, list[int]()
         for wave in stages.waves:
             requests = [_dump(request) for request in wave]
             self.control_bytes += sum(map(len, requests))
             pinned = self._collection(requests, nodes, max(1, upstream))
             if frames is not None:
                 shuffled, shuffle = self._shuffle(frames, len(nodes))
-                self._shuffles.put(shuffle)
+                shuffles.append(shuffle)
             else:
                 shuffled = self._collection([b""] * len(nodes), nodes)
             frames = self._python_stage(pinned.zip(shuffled), self._wave)
             upstream = len(nodes)
         self._sc.setJobDescription(what)
-        answers = self._collect(frames, nodes, stages.tasks, limit)
+        try:
+            answers = self._collect(frames, nodes, stages.tasks, limit)
+        finally:
+            for shuffle in shuffles:  # not before: other jobs go on meanwhile, and free theirs
+                self._shuffles.put(shuffle)
         return Ran(stages.tasks, tuple(pickle.loads(frame) for frame in answers))
 
     def _limit(self, what: str, slices: int) -> Limit | None:

@@ -152,6 +152,13 @@ class NodeWatch:
                 self._guards.discard(guard)
             self._sc.removeJobTag(guard.tag)
 
+    def cancel(self) -> None:
+        """Every job that is guarded."""
+        with self._lock:
+            guards = list(self._guards)
+        for guard in guards:
+            self._sc.cancelJobsWithTag(guard.tag)
+
     def end_process(self, node: NodeId) -> bool:
         """End a node's process, which hangs; has it?"""
         self._declare_lost(node, "it was ended")

@@ -8,6 +8,7 @@ with a table per source. To make things go wrong, give `before` a function, or o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from anabranch.driver.cluster import (
     SliceJob,
     Stages,
 )
-from anabranch.errors import ClusterError
+from anabranch.errors import AnabranchError, ClusterError
 from anabranch.model.ids import NodeId
 from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed
@@ -134,6 +135,15 @@ class LocalCluster:
             shares: Sequence[Share] = job.rows if job.plan.feed is Feed.LIVE else ()
             return self._run(job.stages(len(shares)), job.caller.spec, shares)
         return self._run(job.stages(), job.caller.spec, ())
+
+    def begin(self, job: RecoveryJob) -> Future[Ran]:
+        """At once, before anything else."""
+        future: Future[Ran] = Future()
+        try:
+            future.set_result(self.run(job))
+        except (AnabranchError, NodesLostError) as e:
+            future.set_exception(e)
+        return future
 
     def _run(self, stages: Stages[Any], spec: bytes, shares: Sequence[Share]) -> Ran:
         step = "replay" if isinstance(stages.source, ReplayRequest) else "source"

@@ -30,11 +30,14 @@ def reports(next_slice: int = 5) -> list[NodeReport]:
 
 def test_a_process_is_replaced_if_it_is_not_the_known_one_or_does_not_report() -> None:
     known = {FIRST: "i1", SECOND: "i2"}
-    assert verdict.replaced(reports(), NODES, known) == []
-    assert verdict.replaced(reports(), NODES, {}) == []  # heard of for the first time
-    assert verdict.replaced(reports(), NODES, {SECOND: "another"}) == [SECOND]
-    assert verdict.replaced(reports()[:1], NODES, known) == [SECOND]
-    assert verdict.replaced(reports()[:1], NODES, {}) == [SECOND]
+    assert verdict.replaced(reports(), NODES, known, 1) == []
+    assert verdict.replaced(reports(), NODES, {}, 1) == []  # heard of for the first time
+    assert verdict.replaced(reports(), NODES, {SECOND: "another"}, 1) == [SECOND]
+    assert verdict.replaced(reports()[:1], NODES, known, 1) == [SECOND]
+    assert verdict.replaced(reports()[:1], NODES, {}, 1) == [SECOND]
+    first, second = reports()
+    told = [replace(first, placement=1), replace(second, placement=2)]
+    assert verdict.replaced(told, NODES, known, 1) == [SECOND]
 
 
 def test_partitions_that_could_not_run() -> None:

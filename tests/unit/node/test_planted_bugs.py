@@ -98,7 +98,7 @@ def plant_notes_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Host.wave
 
     def wave(self: Host[Any], request: Any, parcels: Any) -> Any:
-        self._notes.slice = min(self._notes.slice, request.plan.number)
+        self.hands[0].notes.slice = min(self.hands[0].notes.slice, request.plan.number)
         return real(self, request, parcels)
 
     monkeypatch.setattr(Host, "wave", wave)
@@ -187,8 +187,8 @@ def test_an_old_epoch_is_refused_and_its_planted_acceptance_caught(
 ) -> None:
     assert old_epoch(tmp_path / "a")
 
-    def deliver(self: Exchange[Any], bundle: Any) -> None:
-        self.inbox.add(bundle)
+    def deliver(self: Exchange[Any], bundle: Any, inbox: Any) -> None:
+        inbox.add(bundle)
 
     monkeypatch.setattr(Exchange, "deliver", deliver)
     assert not old_epoch(tmp_path / "b")

@@ -91,7 +91,7 @@ def state_changed_although_the_slice_is_incomplete(patch: pytest.MonkeyPatch) ->
         output = real(self, partition, plan, tasks)
         if output is None and partition.next_slice == plan.number:
             edges = [e.id for e in partition.chain.inputs]
-            packets = self.exchange.inbox.packets(plan.number, edges, partition.id.index)
+            packets = self.hands[0].inbox.packets(plan.number, edges, partition.id.index)
             partition.state.apply(plan, packets)
         return output
 
@@ -150,6 +150,8 @@ def spilled_backups_never_deleted(patch: pytest.MonkeyPatch) -> None:
 @plant
 def later_part_begun_without_the_first(patch: pytest.MonkeyPatch) -> None:
     def is_new(self: Host[Any], driver: str, version: int, part: int) -> bool:
+        if part > 0:
+            self._driver = driver
         return driver != self._driver or (version, part) > self._recovery
 
     patch.setattr(Host, "_is_new", is_new)
@@ -191,9 +193,10 @@ def restored_with_rows_of_other_groups(patch: pytest.MonkeyPatch) -> None:
 def shadows_answer_as_partitions(patch: pytest.MonkeyPatch) -> None:
     real = Host._install
 
-    def install(self: Host[Any], request: RecoverRequest) -> None:
-        real(self, request)
+    def install(self: Host[Any], request: RecoverRequest) -> float:
+        took_s = real(self, request)
         self.partitions |= self.shadows
+        return took_s
 
     patch.setattr(Host, "_install", install)
 
@@ -300,10 +303,10 @@ def wave_of_another_attempt_taken(patch: pytest.MonkeyPatch) -> None:
 
     def wave(self: Host[Any], request: WaveRequest, parcels: Sequence[Parcel[Any]]) -> Any:
         if self._exchange is not None and request.depth == 1:
-            self._exchange._run = max(self._exchange._run, request.run)
+            self._exchange._generation = max(self._exchange._generation, request.generation)
             for parcel in parcels:
                 for bundle in parcel.bundles:
-                    self._exchange.inbox.add(bundle)
+                    self.hands[0].inbox.add(bundle)
         return real(self, request, parcels)
 
     patch.setattr(Host, "wave", wave)

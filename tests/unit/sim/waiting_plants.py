@@ -24,7 +24,7 @@ from anabranch.model.commands import Command, ExposeLate, WriteLate
 from anabranch.model.reports import CheckpointWritten, Staged
 from anabranch.model.slices import Cut, Late, SlicePlan, SliceRecord
 from anabranch.node.protocol.host import Host
-from anabranch.node.protocol.messages import RecoverRequest
+from anabranch.node.protocol.messages import WaveRequest
 
 __all__ = ["PLANTS"]
 
@@ -84,9 +84,9 @@ def patch_made_up(
 
 @plant
 def late_rows_not_staged(patch: pytest.MonkeyPatch) -> None:
-    real = Returning._part
+    real = Returning._cut_short
     patch.setattr(
-        Returning, "_part", lambda self, plan, left: replace(real(self, plan, left), late={})
+        Returning, "_cut_short", lambda self, plan, count: replace(real(self, plan, count), late={})
     )
 
 
@@ -170,12 +170,12 @@ def chains_that_lost_nothing_wait_too(patch: pytest.MonkeyPatch) -> None:
 @plant
 def a_part_ends_the_comeback(patch: pytest.MonkeyPatch) -> None:
     """Chains take part in slices again after the first part of their replay."""
-    real = Returning._part
+    real = Returning._cut_short
 
-    def part(self: Returning, plan: Any, left_ms: float) -> Any:
-        return replace(real(self, plan, left_ms), more=False)
+    def cut_short(self: Returning, plan: Any, count: int) -> Any:
+        return replace(real(self, plan, count), more=False)
 
-    patch.setattr(Returning, "_part", part)
+    patch.setattr(Returning, "_cut_short", cut_short)
 
 
 @plant
@@ -190,10 +190,10 @@ def slice_that_chains_waited_in_counted_as_theirs(patch: pytest.MonkeyPatch) -> 
 
 @plant
 def shadows_dropped_between_parts(patch: pytest.MonkeyPatch) -> None:
-    real = Host._begin
+    real = Host.wave
 
-    def begin(self: Host[Any], request: RecoverRequest) -> None:
-        real(self, request)
-        self._more = False
+    def wave(self: Host[Any], request: WaveRequest, parcels: Any) -> Any:
+        self.shadows.clear()
+        return real(self, request, parcels)
 
-    patch.setattr(Host, "_begin", begin)
+    patch.setattr(Host, "wave", wave)

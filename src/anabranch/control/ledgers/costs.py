@@ -147,6 +147,15 @@ class CostLedger:
             longest[depth] = max(seconds, longest.get(depth, 0.0))
         return sum(longest.values()) / self._rows if self._rows else 0.0
 
+    def node_row_s(self, placement: Placement, chains: Collection[str]) -> Mapping[NodeId, float]:
+        """For how long a source row keeps each node busy with these chains; empty: not known."""
+        taken: dict[NodeId, float] = {}
+        for partition, seconds in self.of(placement).items():
+            if partition.chain in chains and self._rows:
+                node = placement.owners[partition].node
+                taken[node] = taken.get(node, 0.0) + seconds / self._rows
+        return taken
+
     @property
     def _rows(self) -> float:
         """That partitions which always ran have seen."""

@@ -44,12 +44,15 @@ class OwnerLedger:
     def leave(self, nodes: Collection[NodeId]) -> None:
         self.nodes = [n for n in self.nodes if n not in nodes]
 
-    def replaced(self, reports: Sequence[NodeReport]) -> list[NodeId]:
-        """Nodes whose process is another one than before; of others, it is learnt."""
-        nodes = self.placement.nodes
-        found = verdict.replaced(reports, nodes, self._incarnations)
+    def replaced(
+        self, reports: Sequence[NodeReport], asked: Sequence[NodeId] | None = None
+    ) -> list[NodeId]:
+        """Of the nodes that were `asked`, all unless that is said, those whose process is another
+        one than before; of others, it is learnt."""
+        nodes = self.placement.nodes if asked is None else asked
+        found = verdict.replaced(reports, nodes, self._incarnations, self.placement.version)
         for node, incarnation in {r.node: r.incarnation for r in reports}.items():
-            if node in nodes:
+            if node in nodes and node not in found:
                 self._incarnations.setdefault(node, incarnation)
         return found
 

@@ -39,8 +39,9 @@ class Route:
 
 
 def route_of(edge: Edge, placement: Placement, nodes: Sequence[NodeId], groups: int) -> Route:
-    """The routing of one edge under a placement, with nodes numbered as in `nodes`."""
-    position = {n: i for i, n in enumerate(nodes)}
+    """The routing of one edge under a placement, with nodes numbered as in `nodes`. Those may be a
+    few of the placement's, where nothing is sent to partitions of others."""
+    position = dict.fromkeys(placement.nodes, 0) | {n: i for i, n in enumerate(nodes)}
     owners = placement.partitions(edge.target)
     node_of = np.zeros(len(owners), dtype=np.uint16)
     for partition in owners:

@@ -58,6 +58,7 @@ class Inbox(Generic[R]):
 
     def __init__(self) -> None:
         self._bundles: dict[tuple[int, int], dict[int, Bundle[R]]] = {}  # (slice, edge) → source
+        self.floor = 0  # packets of slices below are late
 
     def add(self, bundle: Bundle[R]) -> None:
         """Keep a bundle; a repeated one is dropped."""
@@ -93,14 +94,13 @@ class Inbox(Generic[R]):
 
 
 class Exchange(Generic[R]):
-    """What a node sends to whom, and takes from whom, under one placement."""
+    """What a node sends to whom, and takes from whom, under one placement. What arrives is kept in
+    the inbox of those whom it is for: a slice's, or a recovery's."""
 
     def __init__(self, job: Job[R], generation: int, node: NodeId, placement: Placement) -> None:
         self._job, self._generation, self._node, self._placement = job, generation, node, placement
         self._edges = {e.id: e for c in job.chains.values() for e in c.inputs}
         self._routes: dict[tuple[int, tuple[NodeId, ...]], Any] = {}
-        self.inbox: Inbox[R] = Inbox()
-        self.floor = 0  # packets of slices below are late
 
     def sources_of(self, edge: int, tasks: int) -> int:
         """How many source partitions an edge has, given the number of source tasks."""
@@ -138,26 +138,28 @@ class Exchange(Generic[R]):
             self._routes[key] = self._job.route(edge, self._placement, nodes)
         return self._routes[key]
 
-    def send(self, sent: Iterable[Sent[R]], nodes: tuple[NodeId, ...]) -> list[Parcel[R]]:
-        """One parcel per node; what is for a partition of this one stays here."""
+    def send(
+        self, sent: Iterable[Sent[R]], nodes: tuple[NodeId, ...], inbox: Inbox[R]
+    ) -> list[Parcel[R]]:
+        """One parcel per node; what is for a partition of this one stays here, in the inbox."""
         bundles: list[list[Bundle[R]]] = [[] for _ in nodes]
         here = nodes.index(self._node)
         for destination, bundle in sent:
             if destination == here:
-                self.deliver(bundle)
+                self.deliver(bundle, inbox)
             else:
                 bundles[destination].append(bundle)
         return [Parcel(b) for b in bundles]
 
-    def deliver(self, bundle: Bundle[R]) -> None:
+    def deliver(self, bundle: Bundle[R], inbox: Inbox[R]) -> None:
         """Keep a bundle, unless an owner that was replaced sent it or its slice is past."""
         edge = self._edges.get(bundle.edge)
         if (
             edge is not None
             and bundle.epoch == self._epoch_of(edge, bundle.source)
-            and bundle.slice >= self.floor
+            and bundle.slice >= inbox.floor
         ):
-            self.inbox.add(bundle)
+            inbox.add(bundle)
 
     def _epoch_of(self, edge: Edge, source: int) -> int:
         owner = self._placement.owners.get(PartitionId(edge.source, source))

@@ -3,8 +3,9 @@
 `wave` takes the parcels that arrived for a node and returns one per destination node. What it
 cannot run it says ("not hosted", "incomplete", a failure) and goes on: an answer, never a crash,
 and never half an input for a later wave. `recover` does the same for a recovery: several slices
-at once, for the partitions that are rebuilt only. Slices may run between the parts of a recovery,
-for chains that are not in it: partitions of paused chains stay as they are.
+at once, for the partitions that are rebuilt only. Slices may run beside a recovery, for chains that
+are not in it: then waves of both come in any order. Each has a hand of its own, and partitions of
+paused chains are the recovery's alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from anabranch.model.placement import Placement
 from anabranch.model.reports import Failure, NodeReport
 from anabranch.model.slices import SlicePlan
 from anabranch.node.protocol.carried import ChainError, Job, Process, R, Sealed
-from anabranch.node.protocol.exchange import Exchange, Parcel, Sent
+from anabranch.node.protocol.exchange import Exchange, Inbox, Parcel, Sent
 from anabranch.node.protocol.messages import (
     PollRequest,
     PrepareRequest,
@@ -27,7 +28,7 @@ from anabranch.node.protocol.messages import (
     WarmRequest,
     WaveRequest,
 )
-from anabranch.node.protocol.notes import SliceNotes
+from anabranch.node.protocol.notes import Hand, SliceNotes
 from anabranch.node.protocol.partition import Output, Partition
 from anabranch.node.protocol.preparation import Preparations
 from anabranch.node.protocol.restoring import kept_of, restored
@@ -51,12 +52,12 @@ class Host(Generic[R]):
         self._job: Job[R] | None = None
         self._exchange: Exchange[R] | None = None
         self._recovery = (0, 0)  # the newest one installed: version of its placement, its part
-        self._recovering = False  # … until the first wave of a slice after it
-        self._more = False  # parts of it follow
-        # The slice of the newest wave, and the first one that a wave may still have.
-        self._wave = self._first_wave = 0
+        self._recovering = False  # … until the first wave of a slice that does not run beside it
+        self._wave = 0  # the slice of the newest one
         self._refused: tuple[str, tuple[int, int], Failure] | None = None  # the newest, and why
-        self._notes = SliceNotes(0)
+        # What there is of the slice and of the recovery; and which of them has the call in hand.
+        self.hands: tuple[Hand[R], Hand[R]] = (Hand(), Hand())
+        self._hand = self.hands[0]
         self._writer = CheckpointWriter(process.write_later)
         self._disk_full = False
         self.placement: Placement | None = None
@@ -130,19 +131,23 @@ class Host(Generic[R]):
         changes nothing."""
         self._refuse_strange(request)
         plan = request.plan
+        self._hand, replay = self.hands
         if not self._is_current(plan):
             return _nothing(request.nodes), self._report() if request.last else None
         if plan.number > self._notes.slice:
-            self._notes = SliceNotes(plan.number)
-        self._recovering, self._wave = False, plan.number
-        if not self._more:
+            self._hand.notes = SliceNotes(plan.number)
+        self._wave = plan.number
+        if not request.beside:
+            self._recovering = False
             self.shadows.clear()
-        self.exchange.floor = plan.number
+            replay.inbox = Inbox()
+        inbox = self._hand.inbox
+        inbox.floor = plan.number
         for partition in self.partitions.values():
             partition.backs_up = request.backups is None or partition.id in request.backups
             if partition.chain.name not in plan.paused:
                 partition.confirm(request.confirmed, request.trim)
-        self.exchange.inbox.drop(request.confirmed)
+        inbox.drop(request.confirmed)
         self._receive(parcels)
         sent: list[Sent[R]] = []
         copies = self._installed.copied_by(self._node)
@@ -156,7 +161,7 @@ class Host(Generic[R]):
             if self._stage(hosted, output):
                 self._notes.partitions[pid] = output.report
                 sent += self.exchange.route(hosted, output, request.nodes, paused=plan.paused)
-        outgoing = self.exchange.send(sent, request.nodes)
+        outgoing = self.exchange.send(sent, request.nodes, inbox)
         if not request.last:
             return outgoing, None
         if plan.seal and not self._notes.problems:
@@ -166,7 +171,11 @@ class Host(Generic[R]):
 
     def _is_current(self, plan: SlicePlan) -> bool:
         known = self.placement is not None and self.placement.version == plan.placement
-        return known and plan.number >= max(self._wave, self._first_wave)
+        return known and plan.number >= self._wave
+
+    @property
+    def _notes(self) -> SliceNotes:
+        return self._hand.notes
 
     @property
     def exchange(self) -> Exchange[R]:
@@ -186,7 +195,7 @@ class Host(Generic[R]):
     def _receive(self, parcels: Sequence[Parcel[R]]) -> None:
         for parcel in parcels:
             for bundle in parcel.bundles:
-                self.exchange.deliver(bundle)
+                self.exchange.deliver(bundle, self._hand.inbox)
             if parcel.facts is not None:
                 self._notes.take(parcel.facts)
 
@@ -210,12 +219,12 @@ class Host(Generic[R]):
             lacking = f"it is at slice {partition.next_slice}, not {plan.number}"
             if partition.next_slice == plan.number:
                 counts = {e: self.exchange.sources_of(e, tasks) for e in edges}
-                lacking = self.exchange.inbox.missing(plan.number, counts) or ""
+                lacking = self._hand.inbox.missing(plan.number, counts) or ""
             if lacking:
                 self._notes.incomplete[pid] = lacking
                 return None
         try:
-            packets = self.exchange.inbox.packets(plan.number, edges, pid.index)
+            packets = self._hand.inbox.packets(plan.number, edges, pid.index)
             return partition.apply(plan, packets)
         except ChainError as e:
             self._notes.failed(e.failure(str(pid)))
@@ -242,6 +251,7 @@ class Host(Generic[R]):
     def recover(self, request: RecoverRequest, parcels: Sequence[Parcel[R]]) -> Answer[R]:
         """Rebuild partitions over several slices; the first wave installs them."""
         self._refuse_strange(request)
+        self._hand = self.hands[1]
         plan = request.plan
         key = (plan.placement.version, plan.part)
         if request.depth == 1 and self._is_new(request.driver, *key):
@@ -270,7 +280,7 @@ class Host(Generic[R]):
         for shadow in self.shadows.values():
             if shadow.chain.depth == request.depth:
                 sent += self._rebuild(shadow, request)
-        outgoing = self.exchange.send(sent, request.nodes)
+        outgoing = self.exchange.send(sent, request.nodes, self._hand.inbox)
         if not request.last:
             return outgoing, None
         if plan.seals and not self._notes.problems:
@@ -298,23 +308,20 @@ class Host(Generic[R]):
         """Take over what the placement gives to this node. Partitions it keeps are not touched;
         on an error nothing has changed."""
         plan = request.plan
+        restore_s = self._notes.restore_s
         if plan.part > 0:
             rebuilt = [self.partitions[p] for p in plan.restored if p in self.partitions]
             for partition in (*rebuilt, *self.shadows.values()):
                 partition.confirm(plan.first - 1, 0)
-            self.exchange.inbox.drop(plan.first - 1)
+            self._hand.inbox.drop(plan.first - 1)
         else:
-            self._install(request)
-        if plan.part > 0:  # the slices that ran since the part before are done
-            self._first_wave = self._wave + 1
-        self._more = plan.more
-        self.exchange.floor = plan.first
-        restore_s = self._notes.restore_s
-        self._notes = SliceNotes(plan.next_slice - 1)
-        self._notes.restore_s = restore_s
+            restore_s = self._install(request)
+        self._hand.inbox.floor = plan.first
+        self._hand.notes = SliceNotes(plan.next_slice - 1, restore_s)
         self._recovery, self._recovering = (plan.placement.version, plan.part), True
 
-    def _install(self, request: RecoverRequest) -> None:
+    def _install(self, request: RecoverRequest) -> float:
+        """Returns how long it took, in seconds."""
         plan, started = request.plan, self._process.monotonic_s()
         is_owned = request.driver == self._driver and self._job is not None
         if not is_owned and request.spec is None:
@@ -345,10 +352,12 @@ class Host(Generic[R]):
             request.driver, request.generation, request.node, plan.placement, job,
         )  # fmt: skip
         self.partitions, self.shadows = kept | taken, shadows
-        self._wave = self._first_wave = 0
+        self._wave = 0
         self.preparations.clear()
         self._exchange = Exchange(job, request.generation, request.node, plan.placement)
-        self._notes.restore_s = self._process.monotonic_s() - started
+        self.hands = (Hand(), Hand())
+        self._hand = self.hands[1]
+        return self._process.monotonic_s() - started
 
     def _rebuild(self, partition: Partition[R], request: RecoverRequest) -> Iterator[Sent[R]]:
         is_own = partition.id in request.plan.restored
@@ -434,6 +443,7 @@ class Host(Generic[R]):
             pid=vitals.pid,
             memory_bytes=vitals.memory_bytes,
             cpu_s=vitals.cpu_s,
+            placement=self.placement.version if self.placement is not None else 0,
         )
 
 

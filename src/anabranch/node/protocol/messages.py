@@ -26,6 +26,7 @@ class WaveRequest:
     confirmed: int  # slices up to this one are journalled
     trim: int  # backups up to this slice are not needed any more
     backups: frozenset[PartitionId] | None  # who backs up; None: all
+    beside: bool = False  # is a recovery in hand that goes on beside slices?
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,19 @@
-"""What a node has to report about the slice, or the recovery, in hand."""
+"""What a node has of the slice, or the recovery, in hand: what it will report, what has arrived."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic
 
 from anabranch.model.ids import PartitionId
 from anabranch.model.reports import Failure, PartitionReport, SourceReport, Staged
-from anabranch.node.protocol.exchange import SideFacts
+from anabranch.node.protocol.carried import R
+from anabranch.node.protocol.exchange import Inbox, SideFacts
 
 
 class SliceNotes:
     """Kept from the first wave to the last, and repeated when asked for again."""
 
-    def __init__(self, slice_no: int) -> None:
+    def __init__(self, slice_no: int, restore_s: float = 0.0) -> None:
         self.slice = slice_no
         self.partitions: dict[PartitionId, PartitionReport] = {}
         self.incomplete: dict[PartitionId, str] = {}
@@ -21,7 +22,7 @@ class SliceNotes:
         self.sources: dict[int, SourceReport] = {}
         self.staged: dict[tuple[str, str, int | None], Staged] = {}
         self.replayed: dict[tuple[int, int], Any] = {}
-        self.restore_s = 0.0
+        self.restore_s = restore_s
 
     def forget(self, partition: PartitionId) -> None:
         """A wave that is run again answers anew for its partitions."""
@@ -42,3 +43,11 @@ class SliceNotes:
     @property
     def problems(self) -> bool:
         return bool(self.incomplete or self.not_hosted or self.failures)
+
+
+class Hand(Generic[R]):
+    """A slice's or a recovery's."""
+
+    def __init__(self) -> None:
+        self.notes = SliceNotes(0)
+        self.inbox: Inbox[R] = Inbox()
