@@ -5,8 +5,8 @@ what a sink has shown, from the commands that were carried out: a query is live 
 has shown all that it owed, not when that was computed. The log has a line per change, never one
 per part of a replay.
 
-How long a replay will take is learned from the replay itself: how fast what is left became less,
-from part to part, with the slices that ran and the rows that came in between.
+How long a replay will take is learned from the replay itself: how fast what is left became less so
+far, with the slices that ran and the rows that came in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("anabranch")
 LIVE, CATCHING_UP, WAITING = "live", "catching up", "waiting"
 USUAL_KEPT = 100  # slices, the newest: what a sink's latency usually is
 USUAL_LEAST = 5  # before that many, nothing is usual
-MARKS = 10  # of a replay, the newest: how fast it goes on
+PARTS = 10  # of a replay, the newest: how fast it goes on
 NAMED = 8  # queries in a line of the log
 
 
@@ -197,7 +197,7 @@ class Queries:
         at = bisect_left(records, first, key=lambda r: r.number)
         since_ms = records[at].processing_ms if at < len(records) else None
         coming = lacks and lacks <= self._controller.comeback.coming
-        estimate_s = self._pace.estimate_s(records) if coming else None
+        estimate_s = self._pace.estimate_s(records, self._clock.seconds()) if coming else None
         return _Seen(state, max(0, newest + 1 - first), since_ms, estimate_s)
 
     def _state(self, lacks: frozenset[str], due: bool) -> str:
@@ -285,30 +285,30 @@ class _Pace:
     def __init__(self) -> None:
         self._version = 0  # of the placement that it began with
         self._at = 0  # the slice it is at
-        self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)  # when, and what was left
+        self._parts: deque[tuple[float, int]] = deque(maxlen=PARTS)  # began when, and what was left
 
     def look(self, comeback: Comeback, records: Sequence[SliceRecord], now_s: float) -> None:
         plan = comeback.running
         if plan is None:
-            self._marks.clear()
+            self._parts.clear()
             return
         if plan.placement.version != self._version:
             self._version, self._at = plan.placement.version, 0
-            self._marks.clear()
+            self._parts.clear()
         at = plan.first if comeback.replaying else plan.next_slice
         if at != self._at:
             self._at = at
-            self._marks.append((now_s, self._left(records)))
+            self._parts.append((now_s, self._left(records)))
 
-    def estimate_s(self, records: Sequence[SliceRecord]) -> float | None:
+    def estimate_s(self, records: Sequence[SliceRecord], now_s: float) -> float | None:
         """None while it is not known, and where it does not come nearer."""
-        if len(self._marks) < 2:
+        if len(self._parts) < 2:
             return None
-        # The first mark but one, if there is: before it, state was restored.
-        (begun_s, much), (now_s, less) = self._marks[min(1, len(self._marks) - 2)], self._marks[-1]
-        if less >= much or now_s <= begun_s:
+        # With the first part state is restored, so it counts only as long as there is one other.
+        (began_s, much), left = self._parts[min(1, len(self._parts) - 2)], self._left(records)
+        if left >= much or now_s <= began_s:
             return None
-        return self._left(records) * (now_s - begun_s) / (much - less)
+        return left * (now_s - began_s) / (much - left)
 
     def _left(self, records: Sequence[SliceRecord]) -> int:
         """Rows, and slices, for those cost something too."""
