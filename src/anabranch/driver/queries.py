@@ -68,7 +68,13 @@ class _Seen:
     state: str = LIVE
     slices: int = 0  # that it has not shown
     since_ms: int | None = None  # processing time of the first of them
-    estimate_s: float | None = None
+    pace: tuple[float, float] | None = None  # `_Pace.known`
+
+    def seconds(self, wall_ms: int) -> float:
+        return 0.0 if self.since_ms is None else max(0.0, (wall_ms - self.since_ms) / 1000)
+
+    def estimate_s(self, now_s: float) -> float | None:
+        return None if self.pace is None else self.pace[1] * max(0.0, now_s - self.pace[0])
 
 
 class Queries:
@@ -94,15 +100,15 @@ class Queries:
     @property
     def statuses(self) -> tuple[QueryStatus, ...]:
         """Of all queries, as of now."""
-        wall_ms, seen = self._clock.wall_ms(), self._seen
+        wall_ms, now_s, seen = self._clock.wall_ms(), self._clock.seconds(), self._seen
         return tuple(
             QueryStatus(
                 q.sink,
                 q.priority,
                 at.state,
                 at.slices,
-                0.0 if at.since_ms is None else max(0.0, (wall_ms - at.since_ms) / 1000),
-                at.estimate_s,
+                at.seconds(wall_ms),
+                at.estimate_s(now_s),
                 self._latency[q.sink].relative,
             )
             for q in self._queries
@@ -197,8 +203,8 @@ class Queries:
         at = bisect_left(records, first, key=lambda r: r.number)
         since_ms = records[at].processing_ms if at < len(records) else None
         coming = lacks and lacks <= self._controller.comeback.coming
-        estimate_s = self._pace.estimate_s(records, self._clock.seconds()) if coming else None
-        return _Seen(state, max(0, newest + 1 - first), since_ms, estimate_s)
+        pace = self._pace.known(records) if coming else None
+        return _Seen(state, max(0, newest + 1 - first), since_ms, pace)
 
     def _state(self, lacks: frozenset[str], due: bool) -> str:
         comeback = self._controller.comeback
@@ -212,13 +218,14 @@ class Queries:
     # -- the log -------------------------------------------------------------------------------
 
     def _tell(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        now_s = self._clock.seconds()
+        now_s, wall_ms = self._clock.seconds(), self._clock.wall_ms()
+        late_s = {s: at.seconds(wall_ms) for s, at in self._seen.items()}
         for sink, state in now.items():
             if state != LIVE:
-                self._late_since.setdefault(sink, now_s)
+                self._late_since.setdefault(sink, now_s - late_s[sink])
             elif before[sink] != LIVE:
-                late_s = now_s - self._late_since.pop(sink)
-                log.info("query %s is live again, after %.1f s", sink, late_s)
+                since_s = self._late_since.pop(sink)
+                log.info("query %s is live again, after %.1f s", sink, now_s - since_s)
         stop = [s for s, state in now.items() if _stops(before[s], state)]
         come = [s for s, state in now.items() if state == CATCHING_UP != before[s]]
         waits, news = any(now[s] == WAITING for s in stop), self._plan_is_news()
@@ -245,10 +252,10 @@ class Queries:
     def _why(self) -> str:
         """Of the newest partial plan."""
         comeback = self._controller.comeback
-        if comeback.absent or comeback.choice is None:
-            return "everything comes back at once"
         if comeback.awaiting:
             return "there is no node"
+        if comeback.absent or comeback.choice is None:
+            return "everything comes back at once"
         return "the job ends" if comeback.stops else comeback.choice.why
 
     @property
@@ -300,15 +307,14 @@ class _Pace:
             self._at = at
             self._parts.append((now_s, self._left(records)))
 
-    def estimate_s(self, records: Sequence[SliceRecord], now_s: float) -> float | None:
-        """None while it is not known, and where it does not come nearer."""
+    def known(self, records: Sequence[SliceRecord]) -> tuple[float, float] | None:
+        """Since when it is measured, and how much is left, as a multiple of what was gained since
+        then: so long it takes from now on. None: not known yet, or it does not come nearer."""
         if len(self._parts) < 2:
             return None
         # With the first part state is restored, so it counts only as long as there is one other.
         (began_s, much), left = self._parts[min(1, len(self._parts) - 2)], self._left(records)
-        if left >= much or now_s <= began_s:
-            return None
-        return left * (now_s - began_s) / (much - left)
+        return None if left >= much else (began_s, left / (much - left))
 
     def _left(self, records: Sequence[SliceRecord]) -> int:
         """Rows, and slices, for those cost something too."""
