@@ -23,6 +23,7 @@ from anabranch.terminal.meter import Meter
 REFRESHES_PER_S = 4
 LINE_EVERY_S = 5.0  # without a terminal
 EVENTS_SHOWN = 3  # of each kind
+QUERIES_SHOWN = 20  # those that are live last
 STYLES = {"waiting": "bold yellow", "catching up": "yellow"}  # of states of queries
 
 
@@ -94,7 +95,7 @@ def tables(plan: Plan, meter: Meter, now_ms: int, wall_ms: int) -> RenderableTyp
     if meter.newest is None:
         return Text(f"{plan.graph.name}: waiting for the first rows …")
     parts = [_headline(plan, meter, now_ms, wall_ms), _operators(plan, meter), _nodes(meter)]
-    parts += queries(meter.queries, meter.capacity, meter.partial_plan)
+    parts += queries(meter.queries, meter.capacity, meter.partial_plan, QUERIES_SHOWN)
     events = _events(meter)
     if events:
         parts.append(events)
@@ -185,9 +186,13 @@ def _nodes(meter: Meter) -> Table:
 
 
 def queries(
-    found: Sequence[QueryStatus], capacity: CapacityStatus | None, partial_plan: str | None
+    found: Sequence[QueryStatus],
+    capacity: CapacityStatus | None,
+    partial_plan: str | None,
+    most: int | None = None,
 ) -> list[RenderableType]:
-    """A table of queries, and what is said of them all; nothing for a job of one that is live."""
+    """A table of queries, or of `most` of them, and what is said of them all; nothing for a job of
+    one that is live."""
     late = any(q.state != LIVE for q in found)
     if len(found) < 2 and not late:
         return []
@@ -197,7 +202,11 @@ def queries(
     table.add_column("state")
     for title in ("behind", "live in") if late else ():
         table.add_column(title, justify="right")
-    for query in found:
+    if most is not None and len(found) > most:
+        shown = sorted(found, key=lambda q: (q.state == LIVE, -q.priority))[:most]
+    else:
+        shown = list(found)
+    for query in shown:
         cells: list[RenderableType] = [
             escape(query.sink),
             str(query.priority),
@@ -208,9 +217,10 @@ def queries(
             estimate = "" if query.estimate_s is None else f"~{seconds(query.estimate_s)}"
             cells += [behind, estimate]
         table.add_row(*cells)
-    said = []
+    others = len(found) - len(shown)
+    said = [f"and {others} others"] if others else []
     if capacity is not None:
-        said = [f"needed: {capacity.demand:.2f} nodes; there are {capacity.capacity:.2f}"]
+        said.append(f"needed: {capacity.demand:.2f} nodes; there are {capacity.capacity:.2f}")
     if partial_plan is not None:
         said.append(partial_plan)
     return [table, *([Text("\n".join(said))] if said else [])]

@@ -179,7 +179,7 @@ def test_queries_are_shown_where_there_is_something_to_say() -> None:
     assert ["query", "priority", "state"] in table
     assert ["counts", "1", "live"] in table
     assert ["raw", "5", "live"] in table
-    assert "needed: 1.25 nodes; there are 1.90".split() in table
+    assert ["needed:", "1.25", "nodes;", "there", "are", "1.90"] in table
     assert view.line(meter, S0, T0).endswith("2 nodes")
     meter.queries = (
         healthy,
@@ -196,6 +196,12 @@ def test_queries_are_shown_where_there_is_something_to_say() -> None:
     assert view.line(meter, S0, T0).endswith("3 queries (1 catching up, 1 waiting)")
     meter.queries, meter.capacity = (QueryStatus("words", 2, WAITING),), None
     assert ["words", "2", "waiting", "0", "ms"] in shown()
+    meter.queries = (*(QueryStatus(f"q{n}", 1) for n in range(30)), *meter.queries)
+    table = shown()
+    assert ["words", "2", "waiting", "0", "ms"] in table  # before those that are live
+    assert ["q18", "1", "live"] in table
+    assert ["q19", "1", "live"] not in table
+    assert ["and", "11", "others"] in table
 
 
 def test_every_node_is_shown_also_one_without_work() -> None:
