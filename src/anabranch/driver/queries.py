@@ -85,6 +85,7 @@ class Queries:
         self._queries = plan.queries
         self._controller = controller
         self._clock = clock
+        self._ahead_ms = 0  # the wall clock, of the one that goes on evenly, with the newest event
         self._seen: Mapping[str, _Seen] = {q.sink: _Seen() for q in self._queries}
         self._due: dict[str, deque[int]] = {}  # by sink: slices that are to be shown late, at once
         self._late_since: dict[str, float] = {}
@@ -100,7 +101,7 @@ class Queries:
     @property
     def statuses(self) -> tuple[QueryStatus, ...]:
         """Of all queries, as of now."""
-        wall_ms, now_s, seen = self._clock.wall_ms(), self._clock.seconds(), self._seen
+        wall_ms, now_s, seen = self._wall_ms, self._clock.seconds(), self._seen
         return tuple(
             QueryStatus(
                 q.sink,
@@ -125,8 +126,13 @@ class Queries:
 
     # -- what happens --------------------------------------------------------------------------
 
-    def handled(self, commands: Sequence[Command]) -> None:
+    @property
+    def _wall_ms(self) -> int:
+        return self._clock.now_ms() + self._ahead_ms
+
+    def handled(self, commands: Sequence[Command], wall_ms: int) -> None:
         """The controller has handled an event, which causes these commands."""
+        self._ahead_ms = wall_ms - self._clock.now_ms()
         for command in commands:
             if isinstance(command, ExposeLate):
                 for sink in sorted(command.sinks & self._seen.keys()):
@@ -159,7 +165,7 @@ class Queries:
 
     def _note(self, record: SliceRecord, sinks: Iterable[str], usual: bool = False) -> None:
         if any(record.rows.values()):
-            took_s = max(0.0, (self._clock.wall_ms() - record.processing_ms) / 1000)
+            took_s = max(0.0, (self._wall_ms - record.processing_ms) / 1000)
             for sink in sinks:
                 self._latency[sink].note(took_s, usual)
 
@@ -218,7 +224,7 @@ class Queries:
     # -- the log -------------------------------------------------------------------------------
 
     def _tell(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        now_s, wall_ms = self._clock.seconds(), self._clock.wall_ms()
+        now_s, wall_ms = self._clock.seconds(), self._wall_ms
         late_s = {s: at.seconds(wall_ms) for s, at in self._seen.items()}
         for sink, state in now.items():
             if state != LIVE:

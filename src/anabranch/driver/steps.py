@@ -136,8 +136,9 @@ class Steps:
     def _handle(self, event: Event) -> list[Command]:
         if isinstance(event, NodesLost):
             self._effects.heard(event)
-        commands = self._controller.handle(event, self._clock.wall_ms())
-        self._history.queries.handled(commands)
+        wall_ms = self._clock.wall_ms()
+        commands = self._controller.handle(event, wall_ms)
+        self._history.queries.handled(commands, wall_ms)
         return commands
 
     def _step_later(self, event: Event) -> None:

@@ -38,7 +38,7 @@ class Told:
 
         def handled(event: Event, wall_ms: int | None = None) -> list[Command]:
             commands = handle(event, wall_ms)
-            self.queries.handled(commands)
+            self.queries.handled(commands, self.now_ms)
             for command in commands:
                 if isinstance(command, ExposeLate):
                     self.late.append(command)
