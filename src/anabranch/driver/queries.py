@@ -154,12 +154,15 @@ class Queries:
                 self._note(record, shown, usual=not (record.paused or self._disturbed))
                 self._disturbed = False
             case ExposeLate():
-                for sink in command.sinks & self._due.keys():
-                    self._due[sink].popleft()
-                    if not self._due[sink]:
-                        del self._due[sink]
                 self._note(command.record, command.sinks & self._seen.keys())
-                self._look()
+                due = command.sinks & self._due.keys()
+                for sink in due:
+                    self._due[sink].popleft()
+                done = [s for s in due if not self._due[s]]
+                for sink in done:
+                    del self._due[sink]
+                if done:
+                    self._look()
             case _:
                 pass
 
@@ -187,7 +190,8 @@ class Queries:
     def _look(self) -> None:
         before = self._seen
         self._pace.look(self._controller.comeback, self._records, self._clock.seconds())
-        self._seen = {q.sink: self._seen_of(q) for q in self._queries}
+        pace = self._pace.known(self._records)
+        self._seen = {q.sink: self._seen_of(q, pace) for q in self._queries}
         self.partial_plan = None if self.all_live else _with_next(self._why, self._next_up)
         self._tell(
             {s: at.state for s, at in before.items()},
@@ -198,7 +202,7 @@ class Queries:
     def _records(self) -> Sequence[SliceRecord]:
         return self._controller.ledgers.slices.records
 
-    def _seen_of(self, query: Query) -> _Seen:
+    def _seen_of(self, query: Query, pace: tuple[float, float] | None) -> _Seen:
         ledgers, due = self._controller.ledgers, self._due.get(query.sink)
         lacks, records = query.chains & ledgers.behind.chains, self._records
         state = self._state(lacks, bool(due))
@@ -209,8 +213,7 @@ class Queries:
         at = bisect_left(records, first, key=lambda r: r.number)
         since_ms = records[at].processing_ms if at < len(records) else None
         coming = lacks and lacks <= self._controller.comeback.coming
-        pace = self._pace.known(records) if coming else None
-        return _Seen(state, max(0, newest + 1 - first), since_ms, pace)
+        return _Seen(state, max(0, newest + 1 - first), since_ms, pace if coming else None)
 
     def _state(self, lacks: frozenset[str], due: bool) -> str:
         comeback = self._controller.comeback
