@@ -18,7 +18,7 @@ from anabranch.model.events import Event, Idled, NodesJoined, StopRequested
 from anabranch.model.ids import NodeId, PartitionId
 
 
-def _nothing(*observed: object) -> None: ...
+def _nothing(*observed: object, **named: object) -> None: ...
 
 
 class Told:
@@ -29,7 +29,7 @@ class Told:
         costs = {PartitionId(c, 0): load for c in "abc"}
         self.play = Play(Past(costs=Costs(costs, 1.0)), plan=apart(), nodes=nodes)
         # What is known stays: the plays' slices take no time.
-        self.play.controller.ledgers.costs.observe = _nothing  # type: ignore[method-assign]
+        self.play.controller.ledgers.costs.observe = _nothing  # type: ignore[method-assign, assignment]
         self.now_ms = 0
         self.late: list[ExposeLate] = []
         clock = Clock(lambda: self.now_ms * 1_000_000, lambda: self.now_ms)
