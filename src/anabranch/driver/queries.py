@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from anabranch.control.comeback import Comeback
 from anabranch.control.controller import Controller, Phase
 from anabranch.control.policies.capacity import Return
 from anabranch.control.policies.shortage import FULL, KnownLoads
@@ -189,7 +188,7 @@ class Queries:
 
     def _look(self) -> None:
         before = self._seen
-        self._pace.look(self._controller.comeback, self._records, self._clock.seconds())
+        self._pace.look(self._controller, self._clock.seconds())
         pace = self._pace.known(self._records)
         self._seen = {q.sink: self._seen_of(q, pace) for q in self._queries}
         self.partial_plan = None if self.all_live else _with_next(self._why, self._next_up)
@@ -303,18 +302,18 @@ class _Pace:
         self._at = 0  # the slice it is at
         self._parts: deque[tuple[float, int]] = deque(maxlen=PARTS)  # began when, and what was left
 
-    def look(self, comeback: Comeback, records: Sequence[SliceRecord], now_s: float) -> None:
-        plan = comeback.running
+    def look(self, controller: Controller, now_s: float) -> None:
+        plan, frontier = controller.comeback.running, controller.frontier
         if plan is None:
             self._parts.clear()
             return
         if plan.placement.version != self._version:
             self._version, self._at = plan.placement.version, 0
             self._parts.clear()
-        at = plan.first if comeback.replaying else plan.next_slice
+        at = min((frontier.get(p, plan.first) for p in plan.restored), default=plan.first)
         if at != self._at:
             self._at = at
-            self._parts.append((now_s, self._left(records)))
+            self._parts.append((now_s, self._left(controller.ledgers.slices.records)))
 
     def known(self, records: Sequence[SliceRecord]) -> tuple[float, float] | None:
         """Since when it is measured, and how much is left, as a multiple of what was gained since
