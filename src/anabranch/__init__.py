@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.api import Job, KeyedStream, Stream, Topology, WindowedStream, describe
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.driver.progress import Progress, Totals
+from anabranch.driver.queries import CapacityStatus, QueryStatus
 from anabranch.driver.status import JobStatus, NodeStatus, OperatorStatus
 from anabranch.errors import (
     AdjustmentError,
@@ -53,6 +54,7 @@ __all__ = [
     "AdjustmentError",
     "AnabranchError",
     "Autoscale",
+    "CapacityStatus",
     "CheckpointLockedError",
     "CheckpointMismatchError",
     "ClusterError",
@@ -77,6 +79,7 @@ __all__ = [
     "PlanningError",
     "Postgres",
     "Progress",
+    "QueryStatus",
     "Recovery",
     "RowFunction",
     "Sink",

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from anabranch.cli.errors import Verbose
 from anabranch.driver.endpoint import ask
+from anabranch.driver.queries import CapacityStatus, QueryStatus
 from anabranch.errors import ConfigError
-from anabranch.terminal.view import megabytes, seconds
+from anabranch.terminal.view import megabytes, queries, seconds
 
 LOOK_S = 0.2  # while waiting
 
@@ -41,6 +43,8 @@ def status(job: JobArgument, as_json: Json = False, verbose: Verbose = False) ->
     if found["nodes"]:
         console.print(_operators(found))
         console.print(_nodes(found))
+    for part in _queries(found):
+        console.print(part, soft_wrap=isinstance(part, Text))
     for line in (*found["adjustments"], *found["recoveries"]):
         console.print(escape(line), soft_wrap=True)
     if found["decision"]:
@@ -138,6 +142,12 @@ def _operators(found: Status) -> Table:
             megabytes(chain["state_bytes"]),
         )
     return table
+
+
+def _queries(found: Status) -> list[RenderableType]:
+    given, capacity = found["queries"], found["capacity"]
+    known = None if capacity is None else CapacityStatus(**capacity)
+    return queries([QueryStatus(**q) for q in given], known, found["partial_plan"])
 
 
 def _nodes(found: Status) -> Table:

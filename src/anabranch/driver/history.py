@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from anabranch.control.remarks import Remarks, Seen
 from anabranch.driver.clock import Clock
 from anabranch.driver.progress import Progress, Totals, summarise
+from anabranch.driver.queries import Queries
 from anabranch.model.commands import NoteBackups
 from anabranch.model.events import NodesLost
 from anabranch.model.ids import NodeId
 from anabranch.model.placement import Placement
-from anabranch.model.recovery import Adjustment, Recovery, RecoveryPlan
+from anabranch.model.recovery import Adjustment, Cause, Recovery, RecoveryPlan
 from anabranch.model.reports import NodeReport
 from anabranch.model.scaling import Decision
 from anabranch.model.slices import SlicePlan
@@ -28,11 +29,17 @@ class History:
     """Of one run."""
 
     def __init__(
-        self, watch: Remarks, clock: Clock, dead_letters: str | None = None, cut: int = 0
+        self,
+        watch: Remarks,
+        clock: Clock,
+        queries: Queries,
+        dead_letters: str | None = None,
+        cut: int = 0,
     ) -> None:
         """`cut` is the newest checkpoint of the runs before, by its slice."""
         self._watch = watch
         self._clock = clock
+        self.queries = queries
         self._dead_letters = dead_letters or ""
         self._ran: Progress | None = None  # of the slice that is not shown yet
         self._checkpoint: tuple[int, float | None] = (cut, None)  # its slice, when it was complete
@@ -69,7 +76,10 @@ class History:
         slice_no, at = self._checkpoint
         checkpoint = slice_no, None if at is None else now - at
         ended_ms = self._clock.now_ms()
-        self._ran = summarise(plan, reports, now - began_s, ended_ms, placement, checkpoint)
+        waiting = self.queries.sinks_below(plan.paused)
+        self._ran = summarise(
+            plan, reports, now - began_s, ended_ms, placement, checkpoint, waiting
+        )
 
     def slice_shown(self, refused: Mapping[str, int]) -> None:
         """It has happened, and its rows are out, but for those that targets refused."""
@@ -126,6 +136,8 @@ class History:
         if plan.more:
             return
         self._watch.interrupted()
+        if not plan.restored and not self.queries.all_live:
+            return  # all that was lost waits: it is told when the first of it comes back
         if plan.adjusts:
             self._adjusted(plan)
         else:
@@ -141,6 +153,7 @@ class History:
     def _recovered(self, plan: RecoveryPlan) -> None:
         assert self._known_lost_at is not None
         now = self._clock.seconds()
+        came = plan.cause is Cause.ROOM and not self._lost
         recovery = Recovery(
             nodes=self._lost,
             partitions=tuple(sorted(plan.restored)),
@@ -148,7 +161,7 @@ class History:
             shadows=len(plan.shadows),
             from_slice=plan.cut,
             to_slice=plan.next_slice - 1,
-            reason=self._lost_reason,
+            reason=plan.cause.value if came else self._lost_reason,
             restore_s=self._restore_s,
             replay_s=now - self._recovery_began - self._restore_s,
             total_s=now - self._known_lost_at[0],

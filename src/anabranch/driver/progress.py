@@ -39,6 +39,7 @@ class Progress:
     late_by_operator: Mapping[str, int] = field(default_factory=dict)
     dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside
     cpu_by_operator: Mapping[str, float] = field(default_factory=dict)  # chain → seconds
+    waiting: tuple[str, ...] = ()  # sinks whose rows of this slice come later
 
 
 @dataclass
@@ -77,6 +78,7 @@ def summarise(
     ended_ms: int,
     placement: Placement,
     checkpoint: tuple[int, float | None],
+    waiting: tuple[str, ...] = (),
 ) -> Progress:
     """Add up what the nodes reported."""
     sources = [s for r in reports for s in r.sources]
@@ -127,6 +129,7 @@ def summarise(
         late_by_operator=late,
         dead_by_operator=dead,
         cpu_by_operator=cpu,
+        waiting=waiting,
     )
 
 

@@ -30,6 +30,7 @@ from anabranch.driver.history import History
 from anabranch.driver.holding import Holding
 from anabranch.driver.opening import Opening
 from anabranch.driver.preparing import Prepared, control_config, remarks_for
+from anabranch.driver.queries import Queries
 from anabranch.driver.showing import Showing
 from anabranch.driver.starting import announce
 from anabranch.driver.status import JobStatus, status
@@ -135,7 +136,8 @@ class Run:
             showing = Showing(job.sinks, holding, job.plan.evaluating, job.dead_letters)
             showing.take_over(job.identity)
             cut = past.cut.slice if past.cut else 0
-            self.history = History(job.watch, clock, job.dead_letters, cut)
+            queries = Queries(job.plan, self.controller, clock)
+            self.history = History(job.watch, clock, queries, job.dead_letters, cut)
             self.cluster = connect(self.controller.newest)
             self.caller = Caller(
                 job=job.store.where(),

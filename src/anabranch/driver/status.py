@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from anabranch.control.controller import Controller, Phase
 from anabranch.driver.history import History
 from anabranch.driver.progress import Progress
+from anabranch.driver.queries import CapacityStatus, QueryStatus
 from anabranch.driver.starting import newest_phase
 from anabranch.model.ids import NodeId
 from anabranch.model.plan import Plan
@@ -66,6 +67,9 @@ class JobStatus:
     adjustments: tuple[str, ...] = ()  # the newest few, in words
     recoveries: tuple[str, ...] = ()
     decision: str | None = None  # of the autoscaler, the newest
+    queries: tuple[QueryStatus, ...] = ()
+    capacity: CapacityStatus | None = None  # None: what partitions cost is not known yet
+    partial_plan: str | None = None  # while queries wait: what comes back, and why no more does
 
 
 def status(
@@ -95,6 +99,9 @@ def status(
         adjustments=tuple(str(a) for a in history.adjustments[-SHOWN:]),
         recoveries=tuple(str(r) for r in history.recoveries[1:][-SHOWN:]),
         decision=None if decision is None else str(decision),
+        queries=history.queries.statuses,
+        capacity=history.queries.capacity,
+        partial_plan=history.queries.partial_plan,
     )
 
 

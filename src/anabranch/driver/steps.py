@@ -114,6 +114,7 @@ class Steps:
                 command = todo.popleft()
                 doing = type(command).__name__
                 caused = self._effects.execute(command)
+                self._history.queries.done(command)
                 if caused is not None:
                     todo.extend(self._handle(caused))
                 if isinstance(command, FinishBatch):
@@ -135,7 +136,10 @@ class Steps:
     def _handle(self, event: Event) -> list[Command]:
         if isinstance(event, NodesLost):
             self._effects.heard(event)
-        return self._controller.handle(event, self._clock.wall_ms())
+        wall_ms = self._clock.wall_ms()
+        commands = self._controller.handle(event, wall_ms)
+        self._history.queries.handled(commands, wall_ms)
+        return commands
 
     def _step_later(self, event: Event) -> None:
         try:

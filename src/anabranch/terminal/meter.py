@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from anabranch.driver.progress import Progress, Totals
+from anabranch.driver.queries import CapacityStatus, QueryStatus
 from anabranch.model.recovery import Adjustment, Recovery
 from anabranch.model.scaling import Decision
 
@@ -39,6 +40,9 @@ class Meter:
         self.adjusting = False
         self.decisions: list[Decision] = []
         self.remarks: list[str] = []
+        self.queries: tuple[QueryStatus, ...] = ()
+        self.capacity: CapacityStatus | None = None
+        self.partial_plan: str | None = None  # while queries wait
         self.totals = Totals()
         self.slices = 0
         self.rows = 0

@@ -85,6 +85,9 @@ def _observe(meter: Meter, job: Job) -> None:
     meter.adjusting = job.is_adjusting
     meter.decisions = job.decisions
     meter.remarks = job.remarks
+    status = job.status()
+    meter.queries, meter.capacity = status.queries, status.capacity
+    meter.partial_plan = status.partial_plan
 
 
 def summarise(meter: Meter, elapsed_s: float) -> str:

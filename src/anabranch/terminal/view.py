@@ -16,12 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from anabranch.driver.clock import now_ms, wall_ms
+from anabranch.driver.queries import LIVE, CapacityStatus, QueryStatus
 from anabranch.model.plan import Plan
 from anabranch.terminal.meter import Meter
 
 REFRESHES_PER_S = 4
 LINE_EVERY_S = 5.0  # without a terminal
 EVENTS_SHOWN = 3  # of each kind
+QUERIES_SHOWN = 20  # those that are live last
+STYLES = {"waiting": "bold yellow", "catching up": "yellow"}  # of states of queries
 
 
 class View:
@@ -80,14 +83,19 @@ def line(meter: Meter, now_ms: int, wall_ms: int) -> str:
     roles = Counter(role for role in meter.nodes.values() if role)
     idle = ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
     parts.append(f"{len(_nodes_of(meter))} nodes" + (f" ({idle})" if idle else ""))
+    late = Counter(q.state for q in meter.queries if q.state != LIVE)
+    if late:
+        told = ", ".join(f"{count} {state}" for state, count in sorted(late.items()))
+        parts.append(f"{len(meter.queries)} queries ({told})")
     return " · ".join(parts)
 
 
 def tables(plan: Plan, meter: Meter, now_ms: int, wall_ms: int) -> RenderableType:
-    """Everything: headline, operators, nodes."""
+    """Everything: headline, operators, nodes, and queries where there is something to say."""
     if meter.newest is None:
         return Text(f"{plan.graph.name}: waiting for the first rows …")
     parts = [_headline(plan, meter, now_ms, wall_ms), _operators(plan, meter), _nodes(meter)]
+    parts += queries(meter.queries, meter.capacity, meter.partial_plan, QUERIES_SHOWN)
     events = _events(meter)
     if events:
         parts.append(events)
@@ -175,6 +183,47 @@ def _nodes(meter: Meter) -> Table:
         else:
             table.add_row(node, "", "", "0", role)
     return table
+
+
+def queries(
+    found: Sequence[QueryStatus],
+    capacity: CapacityStatus | None,
+    partial_plan: str | None,
+    most: int | None = None,
+) -> list[RenderableType]:
+    """A table of queries, or of `most` of them, and what is said of them all; nothing for a job of
+    one that is live."""
+    late = any(q.state != LIVE for q in found)
+    if len(found) < 2 and not late:
+        return []
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("query")
+    table.add_column("priority", justify="right")
+    table.add_column("state")
+    for title in ("behind", "live in") if late else ():
+        table.add_column(title, justify="right")
+    if most is not None and len(found) > most:
+        shown = sorted(found, key=lambda q: (q.state == LIVE, -q.priority))[:most]
+    else:
+        shown = list(found)
+    for query in shown:
+        cells: list[RenderableType] = [
+            escape(query.sink),
+            str(query.priority),
+            Text(query.state, STYLES.get(query.state, "")),
+        ]
+        if late:
+            behind = "" if query.state == LIVE else seconds(query.seconds_behind)
+            estimate = "" if query.estimate_s is None else f"~{seconds(query.estimate_s)}"
+            cells += [behind, estimate]
+        table.add_row(*cells)
+    others = len(found) - len(shown)
+    said = [f"and {others} others"] if others else []
+    if capacity is not None:
+        said.append(f"needed: {capacity.demand:.2f} nodes; there are {capacity.capacity:.2f}")
+    if partial_plan is not None:
+        said.append(partial_plan)
+    return [table, *([Text("\n".join(said))] if said else [])]
 
 
 def _nodes_of(meter: Meter) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from anabranch.demos.words import word_count
 from anabranch.driver.progress import Progress
+from anabranch.driver.queries import CATCHING_UP, WAITING, CapacityStatus, QueryStatus
 from anabranch.model.ids import PartitionId
 from anabranch.model.recovery import Adjustment
 from anabranch.model.scaling import Decision
@@ -160,6 +161,47 @@ def test_summary() -> None:
 )
 def test_seconds(value: float, text: str) -> None:
     assert view.seconds(value) == text
+
+
+def test_queries_are_shown_where_there_is_something_to_say() -> None:
+    meter = Meter()
+    meter.observe([progress(1)])
+    meter.capacity = CapacityStatus(1.25, 1.9)
+
+    def shown() -> list[list[str]]:
+        return [row.split() for row in drawn(view.tables(PLAN, meter, S0, T0)).splitlines()]
+
+    healthy = QueryStatus("counts", 1, relative_latency=1.0)
+    meter.queries = (healthy,)
+    assert not any("query" in row or "needed:" in row for row in shown())
+    meter.queries = (healthy, QueryStatus("raw", 5))
+    table = shown()
+    assert ["query", "priority", "state"] in table
+    assert ["counts", "1", "live"] in table
+    assert ["raw", "5", "live"] in table
+    assert ["needed:", "1.25", "nodes;", "there", "are", "1.90"] in table
+    assert view.line(meter, S0, T0).endswith("2 nodes")
+    meter.queries = (
+        healthy,
+        QueryStatus("raw", 5, CATCHING_UP, 40, 42.0, 3.5),
+        QueryStatus("words", 2, WAITING, 90, 600.0),
+    )
+    meter.partial_plan = "2 of 3 queries fit on 2 nodes; next is words"
+    table = shown()
+    assert ["query", "priority", "state", "behind", "live", "in"] in table
+    assert ["counts", "1", "live"] in table
+    assert ["raw", "5", "catching", "up", "42.0", "s", "~3.5", "s"] in table
+    assert ["words", "2", "waiting", "10", "min"] in table
+    assert meter.partial_plan.split() in table
+    assert view.line(meter, S0, T0).endswith("3 queries (1 catching up, 1 waiting)")
+    meter.queries, meter.capacity = (QueryStatus("words", 2, WAITING),), None
+    assert ["words", "2", "waiting", "0", "ms"] in shown()
+    meter.queries = (*(QueryStatus(f"q{n}", 1) for n in range(30)), *meter.queries)
+    table = shown()
+    assert ["words", "2", "waiting", "0", "ms"] in table  # before those that are live
+    assert ["q18", "1", "live"] in table
+    assert ["q19", "1", "live"] not in table
+    assert ["and", "11", "others"] in table
 
 
 def test_every_node_is_shown_also_one_without_work() -> None:

@@ -35,7 +35,12 @@ def test_status(tmp_path: Path) -> None:
         ("1", 1, False, None),
     ]
     assert replace(found, operators=(), nodes=(), rows_per_s=0.0) == ab.JobStatus(
-        "sums", "running", slice=1, slice_s=newest.seconds, interval_s=5.0
+        "sums",
+        "running",
+        slice=1,
+        slice_s=newest.seconds,
+        interval_s=5.0,
+        queries=(ab.QueryStatus("out", 1),),
     )
     assert found.rows_per_s > 0
     run.stop()
