@@ -126,7 +126,8 @@ class SimEffects(Effects):
                 self._driver.released(command.nodes)
                 self._world.counts["released"] += len(command.nodes)
             case NoteBackups():
-                self._world.counts["backups chosen anew"] += 1
+                what = "begun" if command.backups else "ended"
+                self._world.counts[f"backups {what if command.why else 'chosen anew'}"] += 1
                 chosen = " ".join(map(str, sorted(command.backups)))
                 self._world.tell("{} back up from now on", chosen or "none")
             case NoteDecision():

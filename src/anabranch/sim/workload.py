@@ -150,6 +150,10 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
     if dice.random() < 0.4:  # chains wait when too many nodes are lost
         config = replace(config, strategy=Strategy(), parallel_recovery=1, recovery_bound_s=None)
         row_s = dice.choice((*ROW_S, LONG_ROW_S))
+    plain = config.strategy == Strategy() and config.recovery_bound_s is None
+    if plain and dice.random() < 0.25:
+        config = replace(config, backups=frozenset(), adaptive_backups=True)
+    bound = config.recovery_bound_s is not None or config.adaptive_backups
     return Workload(
         seed=seed,
         plan=plan,
@@ -157,7 +161,7 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         batches=random_batches(dice, sources),
         max_rows_per_slice=dice.choice((None, None, 4, 8)),
         row_weight=dice.choice((1, 1, 500_000)),
-        rechooses_backups=config.recovery_bound_s is None and dice.random() < 0.3,
+        rechooses_backups=not bound and dice.random() < 0.3,
         fickle=dice.random() < 0.2,
         begins_after=dice.choice((0, 0, 0, *WIDE)),
         other_plans=_other_plans(plan, dice),
