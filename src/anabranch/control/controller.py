@@ -295,6 +295,7 @@ class Controller:
         if self.comeback.absent:
             self.schedule.reopen()
             self.adjustment.spread()
+            commands += self.adjustment.release()
         return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)
 
     def _on_slice(self, event: events.SliceRan) -> list[Command]:

@@ -24,6 +24,7 @@ KEYS = 12
 FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multiple of it
 # Where numbers grow wider: slices in the names of files, a 32-bit integer, ten digits.
 ROW_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # a slice of some rows comes every 0.06 s or so
+ADAPTING = 3  # every third job backs up only after losses, where that may be
 LONG_ROW_S = 0.5  # a batch of more than ten is cut
 WIDE = (10**12 - 3, 2**31 - 3, 10**9 - 2)
 Row = tuple[int, int]  # key, value
@@ -150,23 +151,27 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
     if dice.random() < 0.4:  # chains wait when too many nodes are lost
         config = replace(config, strategy=Strategy(), parallel_recovery=1, recovery_bound_s=None)
         row_s = dice.choice((*ROW_S, LONG_ROW_S))
-    plain = config.strategy == Strategy() and config.recovery_bound_s is None
-    if plain and dice.random() < 0.25:
-        config = replace(config, backups=frozenset(), adaptive_backups=True)
-    bound = config.recovery_bound_s is not None or config.adaptive_backups
-    return Workload(
+    job = Workload(
         seed=seed,
         plan=plan,
         config=config,
         batches=random_batches(dice, sources),
         max_rows_per_slice=dice.choice((None, None, 4, 8)),
         row_weight=dice.choice((1, 1, 500_000)),
-        rechooses_backups=not bound and dice.random() < 0.3,
+        rechooses_backups=config.recovery_bound_s is None and dice.random() < 0.3,
         fickle=dice.random() < 0.2,
         begins_after=dice.choice((0, 0, 0, *WIDE)),
         other_plans=_other_plans(plan, dice),
         row_s=row_s,
     )
+    plain = config.strategy == Strategy() and config.recovery_bound_s is None
+    return adapting(job) if plain and seed % ADAPTING == 0 else job
+
+
+def adapting(job: Workload) -> Workload:
+    """Its operators back up only after losses."""
+    config = replace(job.config, backups=frozenset(), adaptive_backups=True)
+    return replace(job, config=config, rechooses_backups=False)
 
 
 def _other_plans(plan: Plan, dice: random.Random) -> tuple[Plan, ...]:
