@@ -87,6 +87,8 @@ class SimEffects(Effects):
                 if self._driver.stopping and command.plan.feed is Feed.LIVE:
                     violated(f"slice {command.plan.number} takes a batch after a stop")
                 self._tell_slice(command)
+                assert self._placement is not None
+                self._checkers.slice_begins(command, self._placement)
             case _:
                 pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,12 +94,16 @@ class Play:
         plan: Plan | None = None,
         backups: Collection[str] | None = None,
         nodes: Sequence[NodeId] = NODES,
+        busy_s: Mapping[PartitionId, float] | None = None,
+        **settings: Any,
     ) -> None:
+        """`busy_s`: for how long each slice keeps a node busy with a partition."""
         delays = {"s": 0} if timed else {}
         chosen = None if backups is None else frozenset(backups)
-        config = ControlConfig(interval, delays, backups=chosen)
+        config = ControlConfig(interval, delays, backups=chosen, **settings)
         self.controller = Controller(plan or counting(), config, past or Past(), validate=True)
         self.nodes = tuple(nodes)
+        self.busy_s = dict(busy_s or {})
         self.checkpoints: dict[NodeId, tuple[CheckpointWritten, ...]] = {}
         self.incarnations: dict[NodeId, str] = {}
         self.head: WriteHead
@@ -122,15 +126,19 @@ class Play:
         return self.recovered(recover)
 
     def reports(self, next_slice: int, **changes: Any) -> tuple[NodeReport, ...]:
-        """Every node's; `changes` are to the first one's."""
-        made = []
+        """Every node's; `changes` are to the first one's. What waits is where it was."""
+        made, waiting = [], self.controller.waiting
+        at = {p: n for p, n in self.controller.frontier.items() if p.chain in waiting}
         for node in self.placement.nodes:
             hosted = self.placement.hosted_by(node)
             report = NodeReport(
                 node,
                 self.incarnations.get(node, f"i{node}"),
                 next_slice - 1,
-                {p: PartitionReport(next_slice, e) for p, e in hosted.items()},
+                {
+                    p: PartitionReport(at.get(p, next_slice), e, busy_s=self.busy_s.get(p, 0.0))
+                    for p, e in hosted.items()
+                },
                 checkpoints=self.checkpoints.get(node, ()),
             )
             made.append(replace(report, **changes) if not made else report)
@@ -140,11 +148,21 @@ class Play:
         assert isinstance(command, RecoverPartitions)
         self.recovery = plan = command.plan
         if plan.reads_log:
-            logs = {(s.number, t): {"s": 3} for s in plan.slices for t in range(s.source_tasks)}
+            rows = {r.number: r.rows for r in self.controller.ledgers.slices.records}
+            logs = {
+                (s.number, t): rows[s.number] for s in plan.slices for t in range(s.source_tasks)
+            }
             changes = {"replayed": logs, **changes}
-        reports = self.reports(plan.next_slice, **changes)
+        reports, frontier = self.reports(plan.next_slice, **changes), self.controller.frontier
         restored = [
-            replace(r, partitions={p: x for p, x in r.partitions.items() if p in plan.restored})
+            replace(
+                r,
+                partitions={
+                    p: replace(x, next_slice=max(plan.next_slice, frontier[p]))
+                    for p, x in r.partitions.items()
+                    if p in plan.restored
+                },
+            )
             for r in reports
         ]
         return self.controller.handle(PartitionsRecovered(tuple(restored), 0))
