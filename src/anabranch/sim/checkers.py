@@ -350,9 +350,8 @@ class Checkers:
 
     def slice_begins(self, command: RunSlice, placement: Placement) -> None:
         """Whatever comes of it, those that it does not name may forget what they kept."""
-        backups = command.backups
-        for pid, owner in placement.owners.items() if backups is not None else ():
-            if pid not in backups:
+        for pid, owner in placement.owners.items():
+            if command.backups is not None and pid not in command.backups:
                 self._backed_from.pop((pid, owner.epoch), None)
 
     def slice_ran(

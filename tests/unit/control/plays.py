@@ -149,9 +149,8 @@ class Play:
         self.recovery = plan = command.plan
         if plan.reads_log:
             rows = {r.number: r.rows for r in self.controller.ledgers.slices.records}
-            logs = {
-                (s.number, t): rows[s.number] for s in plan.slices for t in range(s.source_tasks)
-            }
+            shares = [(s.number, t) for s in plan.slices for t in range(s.source_tasks)]
+            logs = {share: rows[share[0]] for share in shares}
             changes = {"replayed": logs, **changes}
         reports, frontier = self.reports(plan.next_slice, **changes), self.controller.frontier
         restored = [

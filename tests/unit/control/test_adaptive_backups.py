@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from plays import FIRST, NODES, SECOND, THIRD, Play, apart, counting, diamond, feed, kinds, lose
+from plays import FIRST, NODES, SECOND, THIRD, Play, apart, counting, diamond, kinds, lose
 
 from anabranch.control.comeback import ComebackState
 from anabranch.control.policies.adaptive import ENOUGH_LOST, AdaptiveBackups
@@ -27,15 +27,8 @@ WELL = "everything runs and is in a checkpoint"
 
 def adaptive(plan: Plan | None = None, interval: int = 10, **settings: Any) -> Play:
     """Two nodes, and six that stand by."""
-    plan = plan or counting()
-    play = Play(
-        plan=plan,
-        backups=(),
-        interval=interval,
-        recovery="eager",
-        adaptive_backups=True,
-        **settings,
-    )
+    settings = {"recovery": "eager", "adaptive_backups": True, **settings}
+    play = Play(plan=plan or counting(), backups=(), interval=interval, **settings)
     play.start()
     play.controller.handle(NodesJoined(SPARE, 0))
     return play
@@ -167,9 +160,8 @@ def test_what_is_kept_since_a_checkpoint_is_sent() -> None:
     lose(play, *SPARE[:2])
     backing_up(play, 2, 11)
     backing_up(play, 3, 12)
-    healthy = {
-        p for p in play.placement.owners if owner(play, p.chain, p.index) != owner(play, "d")
-    }
+    there, gone = play.placement.owners, owner(play, "d")
+    healthy = {p for p, o in there.items() if o.node != gone}
     lost(play, "d")
     assert play.recovery.cut == 2
     assert play.recovery.shadows == frozenset()
@@ -263,12 +255,8 @@ def test_a_new_driver_begins_without() -> None:
     lose(before, *SPARE[:2])
     assert backing_up(before, 1) is None
     head = before.controller.ledgers.head()
-    past = Past(
-        slices=head.slices,
-        epochs=head.epochs,
-        placement_version=head.placement.version,
-        generation=2,
-    )
+    version = head.placement.version
+    past = Past(slices=head.slices, epochs=head.epochs, placement_version=version, generation=2)
     play = Play(past, backups=(), adaptive_backups=True, recovery="eager")
     play.start()
     assert play.recovery.backups == NOBODY
