@@ -50,13 +50,16 @@ def filtering() -> Plan:
     return compile_plan(Graph.checked("t", operators, key_groups=4))
 
 
-def apart() -> Plan:
-    """s → a → b → out_b, and s → c → out_c, one partition each."""
+def apart(priority: int = 1) -> Plan:
+    """s → a → b → out_b, and s → c → out_c, one partition each; what out_c is worth."""
 
     def keyed(name: str, reads: str) -> Operator:
         return Operator(name, Kind.KEYED, ((reads,),), keys=(f"k_{name}",), parallelism=1)
 
-    sinks = [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in ("b", "c")]
+    sinks = [
+        Operator(f"out_{name}", Kind.SINK, ((name,),), priority=worth)
+        for name, worth in (("b", 1), ("c", priority))
+    ]
     operators = [Operator("s", Kind.SOURCE), keyed("a", "s"), keyed("b", "a"), keyed("c", "s")]
     return compile_plan(Graph.checked("t", [*operators, *sinks], key_groups=4))
 
@@ -144,7 +147,7 @@ class Play:
             made.append(replace(report, **changes) if not made else report)
         return tuple(made)
 
-    def recovered(self, command: Command, **changes: Any) -> list[Command]:
+    def recovered(self, command: Command, now_ms: int = 0, **changes: Any) -> list[Command]:
         assert isinstance(command, RecoverPartitions)
         self.recovery = plan = command.plan
         if plan.reads_log:
@@ -164,7 +167,7 @@ class Play:
             )
             for r in reports
         ]
-        return self.controller.handle(PartitionsRecovered(tuple(restored), 0))
+        return self.controller.handle(PartitionsRecovered(tuple(restored), now_ms))
 
     def ran(
         self,
@@ -188,12 +191,14 @@ class Play:
     def written(
         self, number: int, full: bool = True, only: Collection[NodeId] | None = None
     ) -> None:
-        """The nodes' checkpoint files of a slice became durable."""
+        """The nodes' checkpoint files of a slice became durable; what waits has none."""
+        waiting = self.controller.waiting
         for node in only or self.placement.nodes:
             newest = {c.partition: c.slice for c in self.checkpoints.get(node, ())}
             more = tuple(
                 CheckpointWritten(p, number, e, f"{p}@{number}", full, 1, newest.get(p, 0))
                 for p, e in self.placement.hosted_by(node).items()
+                if p.chain not in waiting
             )
             self.checkpoints[node] = (*self.checkpoints.get(node, ()), *more)
 

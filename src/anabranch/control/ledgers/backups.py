@@ -78,7 +78,9 @@ class BackupLedger:
         choice = self.bound.plan(placement)
         if choice is None:
             return None
-        self.begin(choice.backups - before if before is not None else (), plan.number + 1)
+        begin = choice.backups - before if before is not None else frozenset()
+        self.begin(begin, plan.number + 1)
+        self.copied(begin & self._copied_from.keys(), plan.number + 1)
         return NoteBackups(choice.backups, choice.predicted_s, choice.problem)
 
     def nodes_lost(self, count: int, placement: Placement, next_slice: int) -> NoteBackups | None:
