@@ -4,19 +4,23 @@ in a checkpoint, then all, until everything runs and is in one again."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from plays import FIRST, NODES, SECOND, THIRD, Play, apart, counting, diamond, kinds, lose
 
 from anabranch.control.comeback import ComebackState
+from anabranch.control.ledgers.backups import BackupLedger
 from anabranch.control.policies.adaptive import ENOUGH_LOST, AdaptiveBackups
+from anabranch.control.policies.recovery_bound import BackupChoice, RecoveryBound
 from anabranch.control.settings import Past
 from anabranch.driver.history import History
 from anabranch.model.commands import Command, NoteBackups, RunSlice
 from anabranch.model.costs import Costs
 from anabranch.model.events import BatchArrived, NodesJoined, NodesPolled, StopRequested
 from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.placement import Placement
 from anabranch.model.plan import Plan
 
 SPARE = tuple(NodeId(str(n)) for n in range(3, 9))
@@ -305,3 +309,40 @@ def test_the_user_is_told(caplog: pytest.LogCaptureFixture) -> None:
         f"only sources keep their output from now on: {WELL}",
     ]
     assert history.predicted is None
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+class Chosen(RecoveryBound):
+    """First nobody, then everybody."""
+
+    def __init__(self) -> None:
+        self.choice = None
+
+    def observe(self, *_: Any) -> None:
+        pass
+
+    def plan(self, placement: Placement) -> BackupChoice | None:
+        chosen = NOBODY if self.choice is None else frozenset(placement.owners)
+        self.choice = BackupChoice(chosen, {})
+        return self.choice
+
+
+@pytest.mark.parametrize("bound", [None, Chosen()], ids=["losses", "bound"])
+def test_a_copy_that_takes_over_has_kept_no_more_than_its_partition(bound: Chosen | None) -> None:
+    play = adaptive()
+    (run,) = play.controller.handle(BatchArrived(0, 0))
+    assert isinstance(run, RunSlice)
+    placement, plan = play.placement, replace(run.plan, number=4)
+    ledger = BackupLedger(frozenset(), bound, AdaptiveBackups())
+    ledger.begin(placement.owners, 1)
+    ledger.copied(placement.owners, 1)
+    if bound is None:
+        ledger.nodes_lost(2, placement, 5)
+    else:
+        for _ in range(2):
+            ledger.choose((), plan, placement, 0, 0)
+    ledger.promoted(placement.owners)
+    assert not any(ledger.covers(p, 4, placement) for p in placement.owners)
+    assert all(ledger.covers(p, 5, placement) for p in placement.owners)

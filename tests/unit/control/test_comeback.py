@@ -21,6 +21,7 @@ from anabranch.model.commands import (
     FinishRun,
     PollNodes,
     RecoverPartitions,
+    ReleaseNodes,
     RunSlice,
 )
 from anabranch.model.costs import Costs
@@ -69,6 +70,7 @@ class Job(Play):
         self.batch = 0
         self.plans: list[RecoveryPlan] = []
         self.slices: list[RunSlice] = []
+        self.released: list[NodeId] = []
         self.late: list[tuple[int, frozenset[str]]] = []
 
     def begin(self) -> Job:
@@ -92,6 +94,7 @@ class Job(Play):
                 case _ as last:
                     told.append(last)
                     commands = []
+        self.released += [n for c in told if isinstance(c, ReleaseNodes) for n in c.nodes]
         self.late += [(c.record.number, c.sinks) for c in told if isinstance(c, ExposeLate)]
         return told
 
@@ -482,16 +485,16 @@ def test_a_drained_node_is_let_go_of_when_others_have_what_it_had() -> None:
     """Its drain was asked for before chains had to wait; they came back elsewhere."""
     job = Job(3).begin()
     job.seconds(2)
-    drained = job.node_of("c")
+    drained = job.node_of("b")
     job.controller.handle(DrainRequested(drained, job.now_ms))
-    others = [n for n in job.controller.nodes if n != drained]
-    told = job.done(lose(job, *others))
-    for node in ("7", "8"):
-        told += job.comes(node)
-    for _ in range(30):
-        job.second()
-        told += job.happens(Idled(job.now_ms))
+    job.loses("a")
+    assert job.waiting == {"a", "b"}  # two nodes are there, and one of them does not count
+    job.comes("7")
+    job.seconds(4)
     assert job.waiting == set()
+    assert {job.node_of("a"), job.node_of("b")} == {"7"}
+    assert job.released == [drained]
+    assert drained not in job.controller.nodes
 
 
 # -- another driver --------------------------------------------------------------------------------
