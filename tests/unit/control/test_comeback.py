@@ -442,6 +442,23 @@ def test_a_torn_checkpoint_goes_to_the_cut_before() -> None:
     assert job.waiting == set()
 
 
+def test_where_the_only_cut_that_covers_a_chain_is_torn_it_goes_to_the_beginning() -> None:
+    """It is in no other, but that does not make it a new chain, whose state would be empty."""
+    job = Job(interval=2000).begin()
+    cuts(job, 3)
+    job.loses("b")
+    cuts(job, 5, 7)  # without a and b
+    commands = job.controller.handle(NodesJoined((THIRD,), job.now_ms))
+    assert isinstance(commands[-1], RecoverPartitions)
+    assert commands[-1].plan.cut == 3
+    begun = len(job.plans)
+    job.happens(RestoreFailed(StorageError("torn"), job.now_ms))
+    job.seconds(10)
+    assert {plan.cut for plan in job.plans[begun:]} == {0}
+    assert job.restored(begun)[0][1][0] == 1
+    assert job.waiting == set()
+
+
 def test_the_beginning_cannot_be_torn() -> None:
     job = short()
     job.controller.handle(NodesJoined((THIRD,), job.now_ms))
