@@ -383,14 +383,15 @@ class Comeback(Machine[ComebackState]):
             return [FailRun(error)]
         upto = plan.next_slice if plan.slices else ledgers.slices.next_slice
         ledgers.owners.advance(reports, upto, plan.restored, self._ahead)
-        if upto > self._furthest:
+        if plan.restored and upto > self._furthest:  # else the nodes were told, and that is all
             self._tries.progress()
             self._furthest = upto
         commands = made_up(self._plan, ledgers, plan, reports, upto)
         if plan.more and plan.chains_restored & ledgers.behind.chains:
             self._to(ComebackState.BETWEEN)
             return commands
-        self._ahead, self._furthest = self._ahead - plan.restored, 0
+        self._ahead -= plan.restored
+        self._furthest = 0 if plan.restored else self._furthest
         self.running, self._look_at = None, None
         if ledgers.behind.first:
             self._to(ComebackState.WAITING, "others wait")

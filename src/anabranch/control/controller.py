@@ -255,16 +255,27 @@ class Controller:
         return self._rebuild(self.rebuild.again(frozenset(), Cause.NODES_CAME), event.now_ms)
 
     def _on_lost(self, event: events.NodesLost) -> list[Command]:
-        self.ledgers.owners.leave(event.nodes)
+        owners = self.ledgers.owners
+        noted = self._backups_for([n for n in event.nodes if n in owners.nodes])
+        owners.leave(event.nodes)
         self.adjustment.nodes_lost(event.nodes)
         self.schedule.interrupt(event.logged)
-        owners = self.ledgers.owners
         gone = owners.owned_by(event.nodes) if owners.in_force else frozenset()
         if self.comeback.takes(gone):
             owners.forget_processes(event.nodes)
             commands = self.comeback.lost(gone, Cause.NODES_LOST)
-            return self._come_back(commands, event)
-        return self._rebuild(self.rebuild.nodes_lost(event.nodes, event.now_ms), event.now_ms)
+            return noted + self._come_back(commands, event)
+        commands = self.rebuild.nodes_lost(event.nodes, event.now_ms)
+        return noted + self._rebuild(commands, event.now_ms)
+
+    def _backups_for(self, lost: Sequence[NodeId]) -> list[Command]:
+        """These nodes, or all that they had, are gone; who backs up from now on, if others do."""
+        placement = self.ledgers.owners.in_force
+        if placement is None:
+            return []
+        backups, next_slice = self.ledgers.backups, self.ledgers.slices.next_slice
+        noted = backups.nodes_lost(len(lost), placement, next_slice)
+        return [noted] if noted else []
 
     def _on_recovered(self, event: events.PartitionsRecovered) -> list[Command]:
         machine = self.comeback if self.comeback.replaying else self.rebuild
@@ -295,6 +306,7 @@ class Controller:
         if self.comeback.absent:
             self.schedule.reopen()
             self.adjustment.spread()
+            commands += self.adjustment.release()
         return commands + self._on_reports(event.reports) + self._go_on(event.now_ms)
 
     def _on_slice(self, event: events.SliceRan) -> list[Command]:
@@ -354,12 +366,13 @@ class Controller:
         if not nodes:
             return []
         self.schedule.interrupt(logged)
+        noted = self._backups_for(nodes)
         if self.comeback.absent:
-            return self._rebuild(self.rebuild.processes_replaced(nodes), event.now_ms)
+            return noted + self._rebuild(self.rebuild.processes_replaced(nodes), event.now_ms)
         owners = self.ledgers.owners
         owners.forget_processes(nodes)
         lost = owners.owned_by(nodes)
-        return self._come_back(self.comeback.lost(lost, Cause.PROCESS_REPLACED))
+        return noted + self._come_back(self.comeback.lost(lost, Cause.PROCESS_REPLACED))
 
     def _scale_itself(self, now_ms: int) -> list[Command]:
         running = self.phase is Phase.RUNNING and self.comeback.absent
@@ -378,4 +391,12 @@ class Controller:
             return []
         self.ledgers.slices.trim(checkpoints.replay_from)
         self.adjustment.unite()
-        return [self.ledgers.head(), TrimStorage(checkpoints.replay_from, checkpoints.keep_files)]
+        commands: list[Command] = [
+            self.ledgers.head(),
+            TrimStorage(checkpoints.replay_from, checkpoints.keep_files),
+        ]
+        covers_all = cut.groups.keys() >= self.ledgers.owners.placement.groups.keys()
+        if covers_all and self.rebuild.whole and self.comeback.absent:
+            noted = self.ledgers.backups.all_in_a_cut()
+            commands += [noted] if noted else []
+        return commands

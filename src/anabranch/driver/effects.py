@@ -196,7 +196,8 @@ class Effects:
                 self._trim(command)
             case NoteBackups():
                 self._history.backups_chosen(command)
-                notes.write_prediction(self._holding.store, command)
+                if not command.why:
+                    notes.write_prediction(self._holding.store, command)
             case NoteDecision():
                 self._history.decided(command.decision)
                 self._holding.remember(command.memory)

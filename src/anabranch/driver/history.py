@@ -180,6 +180,10 @@ class History:
 
     def backups_chosen(self, choice: NoteBackups) -> None:
         """Say so when others back up than before."""
+        if choice.why:
+            who = "all operators keep" if choice.backups else "only sources keep"
+            log.info("%s their output from now on: %s", who, choice.why)
+            return
         before, self.predicted = self.predicted, choice
         if before is None or before.backups != choice.backups:
             log.info(

@@ -143,11 +143,13 @@ class FinishBatch:
 
 @dataclass(frozen=True, slots=True)
 class NoteBackups:
-    """Another set of partitions backs up from the next slice on, to keep the recovery bound."""
+    """Another set of partitions backs up from the next slice on: to keep the recovery bound, or
+    because nodes were lost, or all is well again."""
 
     backups: frozenset[PartitionId]
     predicted_s: Mapping[PartitionId, float]
-    problem: str
+    problem: str = ""
+    why: str = ""  # all back up from now on, or none, without a bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,6 +348,12 @@ class Checkers:
             )
         self._owners[key] = process
 
+    def slice_begins(self, command: RunSlice, placement: Placement) -> None:
+        """Whatever comes of it, those that it does not name may forget what they kept."""
+        for pid, owner in placement.owners.items():
+            if command.backups is not None and pid not in command.backups:
+                self._backed_from.pop((pid, owner.epoch), None)
+
     def slice_ran(
         self, command: RunSlice, placement: Placement, reports: Sequence[NodeReport]
     ) -> None:
@@ -356,8 +362,6 @@ class Checkers:
         for pid, owner in placement.owners.items():
             if backups is None or pid in backups:
                 self._backed_from.setdefault((pid, owner.epoch), number)
-            else:
-                self._backed_from.pop((pid, owner.epoch), None)
         for report in reports:
             hosted = placement.hosted_by(report.node)
             if report.partitions.keys() != {p for p in hosted if p.chain not in paused}:

@@ -37,6 +37,8 @@ ANSWERS = (
     "senders",
     "parts",
     "backups chosen anew",
+    "backups begun",
+    "backups ended",
     "requests accepted",
     "requests refused",
     "adjustments",

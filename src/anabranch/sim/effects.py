@@ -88,6 +88,8 @@ class SimEffects(Effects):
                 if self._driver.stopping and command.plan.feed is Feed.LIVE:
                     violated(f"slice {command.plan.number} takes a batch after a stop")
                 self._tell_slice(command)
+                assert self._placement is not None
+                self._checkers.slice_begins(command, self._placement)
             case _:
                 pass
 
@@ -127,7 +129,8 @@ class SimEffects(Effects):
                 self._driver.released(command.nodes)
                 self._world.counts["released"] += len(command.nodes)
             case NoteBackups():
-                self._world.counts["backups chosen anew"] += 1
+                what = "begun" if command.backups else "ended"
+                self._world.counts[f"backups {what if command.why else 'chosen anew'}"] += 1
                 chosen = " ".join(map(str, sorted(command.backups)))
                 self._world.tell("{} back up from now on", chosen or "none")
             case NoteDecision():

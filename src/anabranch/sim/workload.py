@@ -24,6 +24,7 @@ KEYS = 12
 FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multiple of it
 # Where numbers grow wider: slices in the names of files, a 32-bit integer, ten digits.
 ROW_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # a slice of some rows comes every 0.06 s or so
+ADAPTING = 3  # every third job backs up only after losses, where that may be
 LONG_ROW_S = 0.5  # a batch of more than ten is cut
 WIDE = (10**12 - 3, 2**31 - 3, 10**9 - 2)
 Row = tuple[int, int]  # key, value
@@ -150,7 +151,7 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
     if dice.random() < 0.4:  # chains wait when too many nodes are lost
         config = replace(config, strategy=Strategy(), parallel_recovery=1, recovery_bound_s=None)
         row_s = dice.choice((*ROW_S, LONG_ROW_S))
-    return Workload(
+    job = Workload(
         seed=seed,
         plan=plan,
         config=config,
@@ -163,6 +164,14 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         other_plans=_other_plans(plan, dice),
         row_s=row_s,
     )
+    plain = config.strategy == Strategy() and config.recovery_bound_s is None
+    return adapting(job) if plain and seed % ADAPTING == 0 else job
+
+
+def adapting(job: Workload) -> Workload:
+    """Its operators back up only after losses."""
+    config = replace(job.config, backups=frozenset(), adaptive_backups=True)
+    return replace(job, config=config, rechooses_backups=False)
 
 
 def _other_plans(plan: Plan, dice: random.Random) -> tuple[Plan, ...]:

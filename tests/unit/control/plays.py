@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,13 +50,16 @@ def filtering() -> Plan:
     return compile_plan(Graph.checked("t", operators, key_groups=4))
 
 
-def apart() -> Plan:
-    """s → a → b → out_b, and s → c → out_c, one partition each."""
+def apart(priority: int = 1) -> Plan:
+    """s → a → b → out_b, and s → c → out_c, one partition each; what out_c is worth."""
 
     def keyed(name: str, reads: str) -> Operator:
         return Operator(name, Kind.KEYED, ((reads,),), keys=(f"k_{name}",), parallelism=1)
 
-    sinks = [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in ("b", "c")]
+    sinks = [
+        Operator(f"out_{name}", Kind.SINK, ((name,),), priority=worth)
+        for name, worth in (("b", 1), ("c", priority))
+    ]
     operators = [Operator("s", Kind.SOURCE), keyed("a", "s"), keyed("b", "a"), keyed("c", "s")]
     return compile_plan(Graph.checked("t", [*operators, *sinks], key_groups=4))
 
@@ -94,12 +97,16 @@ class Play:
         plan: Plan | None = None,
         backups: Collection[str] | None = None,
         nodes: Sequence[NodeId] = NODES,
+        busy_s: Mapping[PartitionId, float] | None = None,
+        **settings: Any,
     ) -> None:
+        """`busy_s`: for how long each slice keeps a node busy with a partition."""
         delays = {"s": 0} if timed else {}
         chosen = None if backups is None else frozenset(backups)
-        config = ControlConfig(interval, delays, backups=chosen)
+        config = ControlConfig(interval, delays, backups=chosen, **settings)
         self.controller = Controller(plan or counting(), config, past or Past(), validate=True)
         self.nodes = tuple(nodes)
+        self.busy_s = dict(busy_s or {})
         self.checkpoints: dict[NodeId, tuple[CheckpointWritten, ...]] = {}
         self.incarnations: dict[NodeId, str] = {}
         self.head: WriteHead
@@ -122,32 +129,45 @@ class Play:
         return self.recovered(recover)
 
     def reports(self, next_slice: int, **changes: Any) -> tuple[NodeReport, ...]:
-        """Every node's; `changes` are to the first one's."""
-        made = []
+        """Every node's; `changes` are to the first one's. What waits is where it was."""
+        made, waiting = [], self.controller.waiting
+        at = {p: n for p, n in self.controller.frontier.items() if p.chain in waiting}
         for node in self.placement.nodes:
             hosted = self.placement.hosted_by(node)
             report = NodeReport(
                 node,
                 self.incarnations.get(node, f"i{node}"),
                 next_slice - 1,
-                {p: PartitionReport(next_slice, e) for p, e in hosted.items()},
+                {
+                    p: PartitionReport(at.get(p, next_slice), e, busy_s=self.busy_s.get(p, 0.0))
+                    for p, e in hosted.items()
+                },
                 checkpoints=self.checkpoints.get(node, ()),
             )
             made.append(replace(report, **changes) if not made else report)
         return tuple(made)
 
-    def recovered(self, command: Command, **changes: Any) -> list[Command]:
+    def recovered(self, command: Command, now_ms: int = 0, **changes: Any) -> list[Command]:
         assert isinstance(command, RecoverPartitions)
         self.recovery = plan = command.plan
         if plan.reads_log:
-            logs = {(s.number, t): {"s": 3} for s in plan.slices for t in range(s.source_tasks)}
+            rows = {r.number: r.rows for r in self.controller.ledgers.slices.records}
+            shares = [(s.number, t) for s in plan.slices for t in range(s.source_tasks)]
+            logs = {share: rows[share[0]] for share in shares}
             changes = {"replayed": logs, **changes}
-        reports = self.reports(plan.next_slice, **changes)
+        reports, frontier = self.reports(plan.next_slice, **changes), self.controller.frontier
         restored = [
-            replace(r, partitions={p: x for p, x in r.partitions.items() if p in plan.restored})
+            replace(
+                r,
+                partitions={
+                    p: replace(x, next_slice=max(plan.next_slice, frontier[p]))
+                    for p, x in r.partitions.items()
+                    if p in plan.restored
+                },
+            )
             for r in reports
         ]
-        return self.controller.handle(PartitionsRecovered(tuple(restored), 0))
+        return self.controller.handle(PartitionsRecovered(tuple(restored), now_ms))
 
     def ran(
         self,
@@ -171,12 +191,14 @@ class Play:
     def written(
         self, number: int, full: bool = True, only: Collection[NodeId] | None = None
     ) -> None:
-        """The nodes' checkpoint files of a slice became durable."""
+        """The nodes' checkpoint files of a slice became durable; what waits has none."""
+        waiting = self.controller.waiting
         for node in only or self.placement.nodes:
             newest = {c.partition: c.slice for c in self.checkpoints.get(node, ())}
             more = tuple(
                 CheckpointWritten(p, number, e, f"{p}@{number}", full, 1, newest.get(p, 0))
                 for p, e in self.placement.hosted_by(node).items()
+                if p.chain not in waiting
             )
             self.checkpoints[node] = (*self.checkpoints.get(node, ()), *more)
 

@@ -14,7 +14,7 @@ from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.plan import compile_plan
 from anabranch.sim import Outcome, simulate
 from anabranch.sim.faults import Chances, RandomFaults
-from anabranch.sim.workload import Workload, random_batches
+from anabranch.sim.workload import Workload, adapting, random_batches
 
 NEVER = 10**9
 CRASHES = Chances(struck=0.03, late=0.1, late_when_cut_short=0.5)
@@ -95,9 +95,12 @@ WAITING = (
     "cut_of_a_waiting_chain_dropped",
 )
 
+ADAPTIVE = ("adaptive_backups_off_too_early", "backups_taken_as_kept_from_before_they_began")
+
 # Plant → the kind of run it shows in; all others show in random ones.
 DIRECTED: dict[str, tuple[Workload, Chances]] = {
     **dict.fromkeys(WAITING, (fork(), MOST)),
+    **dict.fromkeys(ADAPTIVE, (adapting(fork()), MOST)),
     "shadows_dropped_between_parts": (fork(backups=[], interval_ms=100), MOST),
     "backups_counted_from_before_they_began": (
         replace(line("a", "b", "c", interval_ms=NEVER), rechooses_backups=True),

@@ -14,6 +14,7 @@ MAX_SEEDS = 200  # within which each must be seen
 TOLD = {"backups_asked_for_that_begin_too_late"}  # too rare: test_scenarios tells how it shows
 # Where rare ones were seen last; tried first, unless there is time.
 LAST_SEEN = {
+    "adaptive_backups_off_too_early": 16,
     "answer_of_a_wave_before_kept": 7,
     "attempts_counted_per_slice": 44,
     "backups_counted_from_before_they_began": 39,

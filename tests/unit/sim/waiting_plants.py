@@ -14,13 +14,16 @@ from anabranch.control import comeback as comeback_module
 from anabranch.control import rebuild as rebuild_module
 from anabranch.control import returning as returning_module
 from anabranch.control.controller import Controller
+from anabranch.control.ledgers.backups import BackupLedger
 from anabranch.control.ledgers.behind import BehindLedger
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
 from anabranch.control.ledgers.slices import SliceLedger
 from anabranch.control.returning import Returning
 from anabranch.control.settings import Past
 from anabranch.driver import showing
-from anabranch.model.commands import Command, ExposeLate, WriteLate
+from anabranch.model.commands import Command, ExposeLate, NoteBackups, TrimStorage, WriteLate
+from anabranch.model.ids import PartitionId
+from anabranch.model.placement import Placement
 from anabranch.model.reports import CheckpointWritten, Staged
 from anabranch.model.slices import Cut, Late, SlicePlan, SliceRecord
 from anabranch.node.protocol.host import Host
@@ -69,6 +72,43 @@ def what_a_start_is_told_of_waiting_chains_ignored(patch: pytest.MonkeyPatch) ->
         real(self, plan, config, replace(past, behind={}), *args)
 
     patch.setattr(Controller, "__init__", init)
+
+
+# -- who backs up ----------------------------------------------------------------------------------
+
+
+@plant
+def adaptive_backups_off_too_early(patch: pytest.MonkeyPatch) -> None:
+    """With any cut, though chains wait; what they were to keep is asked for all the same."""
+    real, covers = Controller._on_reports, BackupLedger.covers
+    begun: set[BackupLedger] = set()
+
+    def on_reports(self: Controller, reports: Any) -> list[Command]:
+        backups, commands = self.ledgers.backups, real(self, reports)
+        cut = any(isinstance(c, TrimStorage) for c in commands)
+        noted = backups.all_in_a_cut() if cut and not self.comeback.absent else None
+        begun.update([backups] if noted else [])
+        return [*commands, *([noted] if noted else [])]
+
+    def taken(self: BackupLedger, partition: PartitionId, first: int, placement: Placement) -> bool:
+        kept = self in begun and self.first_kept[partition] <= first
+        return kept or covers(self, partition, first, placement)
+
+    patch.setattr(Controller, "_on_reports", on_reports)
+    patch.setattr(BackupLedger, "covers", taken)
+
+
+@plant
+def backups_taken_as_kept_from_before_they_began(patch: pytest.MonkeyPatch) -> None:
+    real = BackupLedger.nodes_lost
+
+    def nodes_lost(self: BackupLedger, *args: Any) -> NoteBackups | None:
+        before = dict(self.first_kept)
+        noted = real(self, *args)
+        self.first_kept = before
+        return noted
+
+    patch.setattr(BackupLedger, "nodes_lost", nodes_lost)
 
 
 # -- what is shown ---------------------------------------------------------------------------------

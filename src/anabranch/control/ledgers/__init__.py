@@ -11,6 +11,7 @@ from anabranch.control.ledgers.costs import CostLedger
 from anabranch.control.ledgers.layouts import LayoutLedger
 from anabranch.control.ledgers.owners import OwnerLedger
 from anabranch.control.ledgers.slices import SliceLedger
+from anabranch.control.policies.adaptive import AdaptiveBackups
 from anabranch.control.policies.recovery_bound import RecoveryBound
 from anabranch.control.settings import ControlConfig, Past
 from anabranch.model.commands import WriteHead
@@ -50,7 +51,11 @@ class Ledgers:
                 past.older,
             ),
             LayoutLedger(plan, layouts),
-            BackupLedger(config.backups if strategy.backups else frozenset(), bound),
+            BackupLedger(
+                config.backups if strategy.backups else frozenset(),
+                bound,
+                AdaptiveBackups() if config.adaptive_backups else None,
+            ),
             CostLedger(plan, past.costs, layout=past.groups, interval_ms=config.slice_interval_ms),
             BehindLedger(plan, past.behind),
         )

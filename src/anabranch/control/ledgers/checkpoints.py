@@ -181,7 +181,13 @@ class CheckpointLedger:
         beginning, takes its place. A cut in flight is given up: what cannot be read may be one of
         its files, too."""
         torn = self.cut_slice if upto is None else upto
+        found = [c for c in self.cuts if c.slice == torn]
         self.cuts = [c for c in self.cuts if c.slice != torn]
+        left = {chain for c in self.cuts for chain in c.groups}
+        for cut in found:
+            if self.cuts and not cut.groups.keys() <= left:
+                # Chains that waited are in none of the newer cuts, and yet they are not new.
+                self.cuts.append(Cut(0, {}, cut.groups))
         if self.in_flight:
             self._give_up()
 
