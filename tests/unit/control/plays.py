@@ -8,9 +8,10 @@ from typing import Any
 
 from anabranch.control.controller import Controller
 from anabranch.control.settings import ControlConfig, Past
-from anabranch.model.commands import Command, RecoverPartitions, RunSlice, WriteHead
+from anabranch.model.commands import CatchUp, Command, RecoverPartitions, RunSlice, WriteHead
 from anabranch.model.events import (
     BatchArrived,
+    CaughtUp,
     NodesJoined,
     NodesLost,
     PartitionsRecovered,
@@ -149,14 +150,26 @@ class Play:
 
     def recovered(self, command: Command, now_ms: int = 0, **changes: Any) -> list[Command]:
         assert isinstance(command, RecoverPartitions)
-        self.recovery = plan = command.plan
+        reports = self.restored_by(command.plan, **changes)
+        return self.controller.handle(PartitionsRecovered(reports, now_ms))
+
+    def caught_up(self, command: CatchUp, now_ms: int = 0, **changes: Any) -> list[Command]:
+        plan, reports = command.plan, self.restored_by(command.plan, **changes)
+        ended = CaughtUp(plan.placement.version, plan.part, reports, now_ms)
+        return self.controller.handle(ended)
+
+    def restored_by(self, plan: RecoveryPlan, **changes: Any) -> tuple[NodeReport, ...]:
+        """What the nodes report after it."""
+        self.recovery = plan
         if plan.reads_log:
             rows = {r.number: r.rows for r in self.controller.ledgers.slices.records}
             shares = [(s.number, t) for s in plan.slices for t in range(s.source_tasks)]
             logs = {share: rows[share[0]] for share in shares}
             changes = {"replayed": logs, **changes}
-        reports, frontier = self.reports(plan.next_slice, **changes), self.controller.frontier
-        restored = [
+        frontier = self.controller.frontier
+        reports = [r for r in self.reports(plan.next_slice) if r.node in set(plan.nodes)]
+        reports[0] = replace(reports[0], **changes)
+        return tuple(
             replace(
                 r,
                 partitions={
@@ -166,8 +179,7 @@ class Play:
                 },
             )
             for r in reports
-        ]
-        return self.controller.handle(PartitionsRecovered(tuple(restored), now_ms))
+        )
 
     def ran(
         self,

@@ -14,7 +14,9 @@ from anabranch.control.settings import Past
 from anabranch.control.tries import MAX_TRIES
 from anabranch.errors import AdjustmentError, ClusterError, StorageError
 from anabranch.model.commands import (
+    AwaitCatchUp,
     AwaitNodes,
+    CatchUp,
     Command,
     ExposeLate,
     FailRun,
@@ -68,6 +70,7 @@ class Job(Play):
         super().__init__(Past(**known), plan=plan or apart(), busy_s=busy_s, nodes=here, **settings)
         self.now_ms = self.offered_ms = 0
         self.batch = 0
+        self.beside: tuple[CatchUp, int] | None = None  # and when it has ended
         self.plans: list[RecoveryPlan] = []
         self.slices: list[RunSlice] = []
         self.released: list[NodeId] = []
@@ -82,6 +85,9 @@ class Job(Play):
         told: list[Command] = []
         while commands:
             told += commands[:-1]
+            for part in (c for c in commands if isinstance(c, CatchUp)):
+                self.plans.append(part.plan)
+                self.beside = part, self.now_ms + round(SECOND_MS * self.takes_s(part.plan))
             match commands[-1]:
                 case RecoverPartitions() as question:
                     self.plans.append(question.plan)
@@ -91,6 +97,8 @@ class Job(Play):
                     self.slices.append(question)
                     self.now_ms += WORK_MS
                     commands = self.ran(question, rows=1, now_ms=self.now_ms)
+                case AwaitCatchUp():
+                    commands = self.part_ends()
                 case _ as last:
                     told.append(last)
                     commands = []
@@ -98,12 +106,26 @@ class Job(Play):
         self.late += [(c.record.number, c.sinks) for c in told if isinstance(c, ExposeLate)]
         return told
 
+    def takes_s(self, plan: RecoveryPlan) -> float:
+        """As long as the node that has most to do."""
+        mine = {n: set(plan.restored) & set(plan.placement.hosted_by(n)) for n in plan.nodes}
+        each = (sum(self.busy_s[q] for q in some) for some in mine.values())
+        return len(plan.slices) * max(each, default=0.0)
+
+    def part_ends(self) -> list[Command]:
+        assert self.beside is not None
+        part, ended_ms = self.beside
+        self.beside, self.now_ms = None, max(self.now_ms, ended_ms)
+        return self.caught_up(part, self.now_ms)
+
     def happens(self, event: Event) -> list[Command]:
         return self.done(self.controller.handle(event))
 
     def second(self) -> RunSlice:
-        """The next slice, and all that comes of it."""
+        """The next slice, and all that comes of it; parts beside it that end before it begins."""
         self.offered_ms += SECOND_MS
+        while self.beside is not None and self.beside[1] <= self.offered_ms:
+            self.done(self.part_ends())
         self.now_ms = max(self.now_ms, self.offered_ms)
         count, batch = len(self.slices), self.batch
         self.batch += 1
@@ -189,6 +211,7 @@ def test_what_is_worth_most_comes_back(priority: int, back: str, waits: set[str]
     """Of what is worth the same, that which takes least."""
     job = both_lost(plan=apart(priority))
     job.loses("b", "c")
+    job.seconds(3)
     assert job.waiting == waits
     assert {name for some, _ in job.restored(1) for name in some} == {f"{back}[0]"}
     assert job.second().plan.paused == waits
@@ -233,7 +256,7 @@ def test_slices_run_between_the_parts_of_a_long_replay() -> None:
     job.seconds(5)
     missed = len(job.slices)
     job.comes("3")
-    assert job.controller.comeback.state is ComebackState.BETWEEN
+    assert job.controller.comeback.state is ComebackState.BESIDE
     run = job.second()
     assert (run.plan.number, run.plan.paused) == (missed + 1, {"a", "b"})
     assert job.plans[-1].more
@@ -304,7 +327,7 @@ def test_a_loss_during_a_replay_keeps_what_others_have() -> None:
     assert again == sorted(set(again))
     assert job.waiting == {"c"}
     job.comes("4")
-    job.seconds(20)
+    job.seconds(40)
     assert job.waiting == set()
 
 
@@ -359,15 +382,17 @@ def test_a_state_that_kills_every_node_it_meets_ends_the_run() -> None:
 def test_a_process_that_has_forgotten_all_makes_all_that_it_had_wait() -> None:
     job = both_lost()
     job.loses("b", "c")
+    job.seconds(3)
     assert job.waiting == {"c"}
     (live,) = job.placement.nodes
     job.incarnations[live] = "another"
-    begun = len(job.plans)
-    run = job.second()  # it is found out with this one, which runs again
-    assert job.restored(begun)[0] == ({"c[0]"}, [1, 2])  # now that takes least of what fits
+    begun, run = len(job.plans), len(job.slices)
+    again = job.second()  # it is found out with this one, which runs again
+    assert job.slices[run].plan.number == again.plan.number
+    # Now that takes least of what fits, from the beginning.
+    assert job.restored(begun)[0][0] == {"c[0]"}
+    assert job.restored(begun)[0][1][0] == 1
     assert job.waiting >= {"a", "b"}
-    assert job.controller.newest is not None
-    assert job.controller.newest.number == run.plan.number == 4
 
 
 def test_all_nodes_gone_and_back_one_by_one() -> None:
