@@ -30,8 +30,6 @@ from anabranch.control import verdict
 from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.capacity import Return, choose
-from anabranch.control.policies.capacity import is_short as less_than_needed
-from anabranch.control.policies.strategies import Strategy
 from anabranch.control.rebuild import Rebuild
 from anabranch.control.returning import Group, Returning
 from anabranch.control.settings import ControlConfig, Past
@@ -145,41 +143,21 @@ class Comeback(Machine[ComebackState]):
 
     # -- when chains wait ------------------------------------------------------------------------
 
-    @property
-    def _possible(self) -> bool:
-        """Where everything goes back together, or partitions are divided or copied, chains do not
-        wait for each other."""
-        config = self._config
-        plain = config.strategy == Strategy() and config.parallel_recovery == 1
-        return (
-            config.recovery != "eager"
-            and plain
-            and config.recovery_bound_s is None
-            and self._plan.repeatable
-        )
-
     def takes(self, lost: Collection[PartitionId]) -> bool:
         """Is a loss its affair, and not the rebuild's? The nodes are those that are left."""
         if not self.absent:
             return True
         owners, layouts = self._ledgers.owners, self._ledgers.layouts
-        if not self._possible or not lost or self._rebuild.stage_end is not None:
+        if not self._returning.is_possible or not lost or self._rebuild.stage_end is not None:
             return False
         placement = owners.placement
-        if placement.groups != layouts.current or self._needs_older_layout:
+        if placement.groups != layouts.current or self._returning.all_need_older_layout:
             return False
         return self.is_short(placement)
 
-    @property
-    def _needs_older_layout(self) -> bool:
-        return self._returning.needs_older_layout(self._plan.above)
-
     def is_short(self, placement: Placement) -> bool:
         """Is there less than all partitions take?"""
-        nodes, costs = self._nodes, self._ledgers.costs
-        every = [p for c in self._plan.node_chains for p in partitions_of(placement.groups, c.name)]
-        loads = costs.costs(placement).loads
-        return less_than_needed(loads, nodes, costs.source_share(max(1, len(nodes))), every)
+        return self._returning.is_short(self._nodes, placement)
 
     @property
     def _nodes(self) -> list[NodeId]:
@@ -188,13 +166,15 @@ class Comeback(Machine[ComebackState]):
 
     def starts(self, past: Past) -> bool:
         """Does a run begin with chains that wait: still, or because they do not all fit?"""
-        if not self._possible or past.rescaled:
+        if not self._returning.is_possible or past.rescaled:
             return False
         placement = self._begun_with(past)
-        if self._needs_older_layout:
+        if self._returning.all_need_older_layout:
             return False
         blocking = self._config.recovery == "blocking"
-        return bool(past.behind) or (not blocking and self.is_short(placement))
+        return bool(past.behind) or (
+            not blocking and self._returning.is_short(self._nodes, placement)
+        )
 
     def _begun_with(self, past: Past) -> Placement:
         """A placement without owners."""

@@ -3,9 +3,9 @@
 The controller only routes. What is known is in ledgers/. What happens is up to three machines with
 names, states and a table of legal moves each: the slice in hand (schedule.py), the partitions that
 are rebuilt (rebuild.py), chains that wait and come back beside slices (comeback.py) and the change
-of the placement (adjustment.py). What reports mean is in
-verdict.py. Every move is told (story.py); whatever breaks an invariant carries the story, and a
-run that validates itself checks all of them after every event (invariants.py).
+of the placement (adjustment.py). What reports mean is in verdict.py. Every move is told (story.py);
+whatever breaks an invariant carries the story, and a run that validates itself checks all of them
+after every event (invariants.py).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Controller:
             case events.PartitionsRecovered():
                 return self._on_recovered(event)
             case events.CaughtUp():
-                return self._on_caught_up(event) if self.comeback.is_at(event) else []
+                return self._on_part(event) if self.comeback.is_at(event) else []
             case events.RestoreFailed():
                 if self.comeback.replaying:
                     return self._come_back(self.comeback.torn(event.error), event)
@@ -186,11 +186,9 @@ class Controller:
             case events.NodesPolled():
                 return self._on_poll(event)
             case events.Idled():
-                commands, parts = self._scale_itself(event.now_ms), self._parts(event.now_ms)
-                commands += parts
-                if (parts and not isinstance(parts[-1], CatchUp)) or not self._is_whole:
-                    return commands
-                return commands + self.schedule.idle(event.now_ms)
+                parts, nothing_else = self._parts(event.now_ms)
+                commands = self._scale_itself(event.now_ms) + parts
+                return commands if nothing_else else commands + self.schedule.idle(event.now_ms)
             case events.StopRequested():
                 self.schedule.stop_asked = self.comeback.stops = True
             case _:
@@ -203,23 +201,25 @@ class Controller:
             if self.ledgers.checkpoints.in_flight:
                 return [PollNodes()]
             return self._rebuild(self.rebuild.next_stage(), now_ms)
-        parts = self._parts(now_ms)
-        if parts and not isinstance(parts[-1], CatchUp):
-            return parts
-        return parts + (self.schedule.next(now_ms) if self._is_whole else [])
+        parts, nothing_else = self._parts(now_ms)
+        return parts if nothing_else else parts + self.schedule.next(now_ms)
 
     @property
     def _is_whole(self) -> bool:
         """Is everything that takes part in slices where it belongs, and nothing being replayed?"""
         return self.rebuild.whole and self.comeback.may_rest
 
-    def _parts(self, now_ms: int) -> list[Command]:
-        """Of what comes back beside slices. A slice that was cut short comes first."""
+    def _parts(self, now_ms: int) -> tuple[list[Command], bool]:
+        """Of what comes back beside slices, after one that was cut short; and must slices wait?"""
         self.schedule.beside = self.comeback.beside
-        if not self._is_whole or self.schedule.state is not SliceState.FREE:
-            return []
+        if not self._is_whole:
+            return [], True
+        if self.schedule.state is not SliceState.FREE:
+            return [], False
         commands = self.comeback.step(now_ms, self.schedule.began_ms)
-        return self._come_back(commands) if commands else []
+        if not commands:
+            return [], False
+        return self._come_back(commands), not isinstance(commands[-1], CatchUp)
 
     def _come_back(self, commands: list[Command], event: Event | None = None) -> list[Command]:
         """Go on, after an event, where there is nothing to do for those that wait."""
@@ -278,12 +278,11 @@ class Controller:
         return [noted] if noted else []
 
     def _on_recovered(self, event: events.PartitionsRecovered) -> list[Command]:
-        machine = self.comeback if self.comeback.replaying else self.rebuild
-        replaced = self._if_replaced(event, None, machine.expected().nodes)
-        if replaced:
-            return replaced
         if self.comeback.replaying:
             return self._on_part(event)
+        replaced = self._if_replaced(event, None, self.rebuild.expected().nodes)
+        if replaced:
+            return replaced
         commands = self.rebuild.recovered(event.reports, event.now_ms)
         if self.rebuild.state in (RebuildState.REPLAYING, RebuildState.AWAITING):
             return self._rebuild(commands, event.now_ms)
@@ -294,12 +293,11 @@ class Controller:
             commands += self.adjustment.release()
         return commands + self._go_on(event.now_ms)
 
-    def _on_caught_up(self, event: events.CaughtUp) -> list[Command]:
-        asked = self.comeback.expected().nodes
-        return self._if_replaced(event, None, asked) or self._on_part(event)
-
     def _on_part(self, event: events.PartitionsRecovered | events.CaughtUp) -> list[Command]:
         """Something has made up for a part of what it lacks."""
+        replaced = self._if_replaced(event, None, self.comeback.expected().nodes)
+        if replaced:
+            return replaced
         commands = self.comeback.recovered(event.reports)
         if commands and isinstance(commands[-1], RecoverPartitions | AwaitNodes | FailRun):
             return self._come_back(commands)

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.control.ledgers import Ledgers
+from anabranch.control.policies.capacity import is_short
+from anabranch.control.policies.strategies import Strategy
 from anabranch.control.recovery import plan_recovery
 from anabranch.control.settings import ControlConfig
 from anabranch.model.ids import NodeId, PartitionId
@@ -44,9 +46,33 @@ class Returning:
 
     def __init__(self, plan: Plan, config: ControlConfig, ledgers: Ledgers) -> None:
         self._plan = plan
+        self._config = config
         self._interval_ms = config.slice_interval_ms
         self._ledgers = ledgers
         self._last = frozenset(c.name for c in plan.node_chains if not c.outputs)
+
+    @property
+    def is_possible(self) -> bool:
+        """Where everything goes back together, or partitions are divided or copied, chains do not
+        wait for each other."""
+        config = self._config
+        plain = config.strategy == Strategy() and config.parallel_recovery == 1
+        return (
+            config.recovery != "eager"
+            and plain
+            and config.recovery_bound_s is None
+            and self._plan.repeatable
+        )
+
+    def is_short(self, nodes: Sequence[NodeId], placement: Placement) -> bool:
+        costs = self._ledgers.costs
+        every = [p for c in self._plan.node_chains for p in partitions_of(placement.groups, c.name)]
+        loads = costs.costs(placement).loads
+        return is_short(loads, nodes, costs.source_share(max(1, len(nodes))), every)
+
+    @property
+    def all_need_older_layout(self) -> bool:
+        return self.needs_older_layout(self._plan.above)
 
     def group(self, chains: frozenset[str], homes: Collection[PartitionId]) -> Group:
         """Of chains that are to come back, the first group: those with the newest cut. Partitions

@@ -255,8 +255,8 @@ class Effects:
         return PartitionsRecovered(reports, self._clock.now_ms())
 
     def _begin(self, plan: RecoveryPlan) -> None:
-        """Beside slices. Whoever comes first, that thread or one that waits for it, says how it
-        ended; the controller does not mind to hear it twice."""
+        """Beside slices. How it ended is said by its own thread, or by one that waits for it, or by
+        both: the controller does not mind to hear it twice."""
         future = self._cluster.begin(self._caller.recovery(plan))
         self._catching_up = (plan, future)
         future.add_done_callback(lambda done: self.on_caught_up(self._ended(plan, done)))

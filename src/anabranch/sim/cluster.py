@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from anabranch.driver.cluster import (
@@ -43,7 +43,8 @@ from anabranch.node.protocol.messages import (
 from anabranch.node.protocol.source_task import run_replay_task
 from anabranch.sim.disk import Disk
 from anabranch.sim.faults import DriverCrashedError, Faults
-from anabranch.sim.payload import Rows, SimJob, SimNode, SimPartition, SimProcess
+from anabranch.sim.machines import Machines
+from anabranch.sim.payload import Rows, SimJob
 from anabranch.sim.sinks import bound_sinks
 from anabranch.sim.tasks import Call, SimParcel, source_call
 from anabranch.sim.weather import SimWeather
@@ -55,31 +56,15 @@ Result = TypeVar("Result")
 Work = Generator[tuple[str, tuple[NodeId, ...], int | None], None, Result]
 
 
-@dataclass
-class Machine:
-    """An executor: its node process, and whether it runs."""
-
-    process: SimNode
-    dead: bool = False
-    hung: bool = False
-
-
-class SimCluster:
-    """Owns the machines and what the driver knows about them."""
+class SimCluster(Machines):
+    """The machines, and what a driver has them do."""
 
     def __init__(self, world: World, job: Workload, disk: Disk, faults: Faults) -> None:
-        self.world = world
         self.job = job
         self.disk = disk
         sinks = bound_sinks(disk.targets, job.plan.graph.name, disk.store)
-        self.carried = SimJob(job, disk.store, sinks, raises=self._function_raises)
-        self.faults = faults
-        self.chances = faults.chances
-        self.machines: dict[NodeId, Machine] = {}
-        self.ready: list[NodeId] = []  # as the driver knows it
-        self.lost: list[NodeId] = []  # declared; never used again
-        self.on_install: Callable[[SimNode, SimPartition], None] = lambda node, partition: None
-        self._incarnations = 0
+        carried = SimJob(job, disk.store, sinks, raises=self._function_raises)
+        super().__init__(world, carried, faults)
         self._reads = 0
         self.awaited = False  # does the driver wait for the call in hand?
         self._beside: list[tuple[Work[Ran], Future[Ran]]] = []  # jobs, the oldest first
@@ -91,61 +76,6 @@ class SimCluster:
         self.weather = disk.store.weather = SimWeather(self)
         for target in disk.targets.values():
             target.on_moment = self._sink_moment
-
-    # -- machines ------------------------------------------------------------------------------
-
-    def join(self) -> None:
-        node = NodeId(f"n{len(self.machines) + 1}")
-        self.machines[node] = Machine(self._process())
-        self.ready.append(node)
-        self.world.tell("{} joins", node)
-
-    def _process(self) -> SimNode:
-        self._incarnations += 1
-        memory = self.world.dice.choice((0, 10, 10**9))
-        process = SimProcess(
-            f"i{self._incarnations}", self._in_background, self.faults.fills_disk, memory
-        )
-        return SimNode(process, self.carried, self.on_install)
-
-    def crash(self, node: NodeId, noticed_after_ms: int) -> None:
-        machine = self.machines[node]
-        machine.dead = True
-        self.world.tell("{} crashes", node)
-        self.world.schedule(noticed_after_ms, lambda: self._declare_lost(node))
-
-    def hang(self, node: NodeId, for_ms: int, patience_ms: int) -> None:
-        """It does not answer; after a while the driver gives it up, and later it wakes."""
-        machine = self.machines[node]
-        machine.hung = True
-        self.world.tell("{} hangs", node)
-
-        def wake() -> None:
-            machine.hung = False
-            zombie = ", a zombie" if node in self.lost else ""
-            self.world.tell("{} wakes{}", node, zombie)
-
-        def give_up() -> None:
-            if machine.hung:
-                self._declare_lost(node)
-
-        self.world.schedule(for_ms, wake)
-        self.world.schedule(patience_ms, give_up)
-
-    def replace_process(self, node: NodeId) -> None:
-        self.machines[node].process = self._process()
-        self.world.tell("the node process of {} is replaced", node)
-
-    def _declare_lost(self, node: NodeId) -> None:
-        if node in self.ready:
-            self.ready.remove(node)
-            self.lost.append(node)
-            self.world.tell("the driver hears that {} is lost", node)
-            if self.world.chance(self.chances.rejoined):
-                self.world.schedule(self.world.dice.randint(1, 150), self.join)
-
-    def is_alive(self, process: SimNode) -> bool:
-        return any(m.process is process and not m.dead for m in self.machines.values())
 
     def driver_crashed(self) -> None:
         """With its Spark application, whose machines end too, or alone: then the next driver
@@ -169,20 +99,6 @@ class SimCluster:
         assert batch is not None
         self._reads += 1
         return self.job.read(batch, self._reads)
-
-    def _in_background(self, process: SimProcess, work: Callable[[], None]) -> None:
-        """Threads write and load files at their own pace, while their machine runs."""
-        machine = next((m for m in self.machines.values() if m.process.process is process), None)
-
-        def go_on() -> None:
-            if machine is None or machine.dead or machine.process.process is not process:
-                return
-            if machine.hung:
-                self.world.schedule(20, go_on)
-            else:
-                work()
-
-        self.world.schedule(self.faults.write_delay_ms(), go_on)
 
     # -- jobs ----------------------------------------------------------------------------------
 
@@ -394,9 +310,6 @@ class SimCluster:
                     calls[i].half()
             raise
         return [answers[i] for i in range(len(calls))]
-
-    def is_silent(self, node: NodeId | None) -> bool:
-        return node is not None and (self.machines[node].dead or self.machines[node].hung)
 
     def _answer(self, call: Call) -> Any:
         """The call's answer; it may be made twice, and a copy of it may arrive much later."""

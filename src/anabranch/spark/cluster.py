@@ -4,9 +4,6 @@ A slice is one Spark job. Stage 0 runs the source tasks wherever Spark likes; ev
 has one task per node, pinned to it by zipping the shuffle's output with a collection whose
 partitions prefer that executor. Each task sends exactly one blob to each node, so the number of
 elements to zip is known, and a lost one fails the zip instead of going unnoticed.
-
-The JVM classes are reached through PySpark's gateway: `ParallelCollectionRDD` with preferred
-locations, `PairwiseRDD` (how PySpark shuffles pairs of raw frames) and `Dataset.toArrowBatchRdd`.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pyspark.core.rdd import RDD, _prepare_for_python_RDD
-from pyspark.serializers import NoOpSerializer, PairDeserializer
+from pyspark.core.rdd import RDD
+from pyspark.serializers import PairDeserializer
 from pyspark.sql import SparkSession
 
 from anabranch.driver.cluster import (
@@ -47,11 +44,11 @@ from anabranch.node.protocol.messages import (
 )
 from anabranch.spark import tasks
 from anabranch.spark.nodes import NodeWatch
+from anabranch.spark.rdds import OUT, Rdds
 from anabranch.spark.session import first_line
 
 _FRAMES = tasks.WholeFrames()
 _PAIRS = PairDeserializer(_FRAMES, _FRAMES)
-_OUT = NoOpSerializer()  # also for the answers of a job, whose end the JVM does not mark
 
 
 @dataclass(frozen=True)
@@ -80,18 +77,14 @@ class SparkCluster:
         self._spec = spec
         self._waves = waves
         self._sc: Any = spark.sparkContext
-        self._jvm: Any = self._sc._jvm
-        self._python = self._jvm.org.apache.spark.api.python.PythonUtils
-        byte_array = self._jvm.java.lang.Class.forName("[B")
-        self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(byte_array)
-        self._partitioners: dict[int, Any] = {}
+        self._rdds = Rdds(self._sc)
         self.control_bytes = 0  # of requests and reports, on the wire
         self._newest_batch: tuple[int | None, Any] = (None, None)
         self._past_batch: Any = None  # the one before
         self._shuffles: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         # These never change, so they are pickled and handed to the JVM once.
-        self._wave = self._function(tasks.wave_frames, _PAIRS)
-        self._ask = self._function(tasks.control_frames, _FRAMES)
+        self._wave = self._rdds.function(tasks.wave_frames, _PAIRS)
+        self._ask = self._rdds.function(tasks.control_frames, _FRAMES)
         threading.Thread(target=self._free_shuffles, name="anabranch-free", daemon=True).start()
         self.watch = NodeWatch(spark, node_timeout_s, self.warm)
         try:
@@ -193,7 +186,7 @@ class SparkCluster:
         if not stages.tasks:
             return None
         function = partial(work, self._spec, _dump(stages.source))
-        return self._python_stage(given, self._function(function, form))
+        return self._rdds.stage(given, self._rdds.function(function, form))
 
     def _carried_out(self, stages: Stages[Any], frames: Any, what: str, limit: Limit | None) -> Ran:
         """The waves after the source stage, each one stage of pinned tasks."""
@@ -203,11 +196,11 @@ class SparkCluster:
             self.control_bytes += sum(map(len, requests))
             pinned = self._collection(requests, nodes, max(1, upstream))
             if frames is not None:
-                shuffled, shuffle = self._shuffle(frames, len(nodes))
+                shuffled, shuffle = self._rdds.shuffle(frames, len(nodes))
                 shuffles.append(shuffle)
             else:
                 shuffled = self._collection([b""] * len(nodes), nodes)
-            frames = self._python_stage(pinned.zip(shuffled), self._wave)
+            frames = self._rdds.stage(pinned.zip(shuffled), self._wave)
             upstream = len(nodes)
         self._sc.setJobDescription(what)
         try:
@@ -257,13 +250,7 @@ class SparkCluster:
         return first
 
     def _pin(self, rdd: Any, chosen: Sequence[bool], node: NodeId) -> Any:
-        mask = self._jvm.java.util.ArrayList()
-        for wanted in chosen:
-            mask.add(wanted)
-        pruned = self._jvm.org.apache.spark.rdd.PartitionPruningRDD(
-            rdd, self._python.toSeq(mask), self._bytes_tag
-        )
-        return pruned.toJavaRDD().cartesian(self._collection([b""], [node]))
+        return self._rdds.pinned(rdd, chosen, self.watch.location(node))
 
     def _free_shuffles(self) -> None:
         """Free the shuffle files of past slices; Spark itself waits for its driver's GC."""
@@ -286,13 +273,13 @@ class SparkCluster:
         JVM's path through a shuffle."""
         with self._explained(f"warm node {', '.join(nodes)}"):
             self._sc.setJobDescription(f"warm node {', '.join(nodes)}")
-            work = self._function(partial(tasks.rehearsal_frames, self._spec), _FRAMES)
-            frames = self._python_stage(self._collection([b""] * len(nodes), nodes), work)
+            work = self._rdds.function(partial(tasks.rehearsal_frames, self._spec), _FRAMES)
+            frames = self._rdds.stage(self._collection([b""] * len(nodes), nodes), work)
             pulse = self.pulse
             requests = [_dump(WarmRequest(self._job, self._spec, n, pulse)) for n in nodes]
-            shuffled, shuffle = self._shuffle(frames, len(nodes))
+            shuffled, shuffle = self._rdds.shuffle(frames, len(nodes))
             pinned = self._collection(requests, nodes).zip(shuffled)
-            asked = self._python_stage(pinned, self._function(tasks.control_frames, _PAIRS))
+            asked = self._rdds.stage(pinned, self._rdds.function(tasks.control_frames, _PAIRS))
             self._answers(self._collect(asked, nodes, None))
             self._shuffles.put(shuffle)  # not before: slices go on meanwhile, and free theirs
             self._rehearse_reading(nodes[0])
@@ -308,13 +295,13 @@ class SparkCluster:
             count = rdd.getNumPartitions()
             if count:
                 one = self._pin(rdd, [p == 0 for p in range(count)], node)
-                read = self._python_stage(one, self._function(tasks.dropped_frames, _PAIRS))
+                read = self._rdds.stage(one, self._rdds.function(tasks.dropped_frames, _PAIRS))
                 self._collect(read, (node,), None)
 
     def _control(self, requests: Sequence[Any], nodes: tuple[NodeId, ...]) -> list[Any]:
         self._sc.setJobDescription(type(requests[0]).__name__)
         pinned = self._collection([_dump(r) for r in requests], nodes)
-        stage = self._python_stage(pinned, self._ask)
+        stage = self._rdds.stage(pinned, self._ask)
         return self._answers(self._collect(stage, nodes, None))
 
     @staticmethod
@@ -327,49 +314,8 @@ class SparkCluster:
                 raise ClusterError(f"a node could not be reached: {answer!r}") from answer
         return answers
 
-    # -- plumbing ------------------------------------------------------------------------------
-
     def _collection(self, heads: Sequence[bytes], where: Sequence[NodeId], count: int = 1) -> Any:
-        """A collection with one partition per head, each preferring its node."""
-        elements = self._jvm.java.util.ArrayList()
-        locations = self._jvm.java.util.HashMap()
-        for i, (head, node) in enumerate(zip(heads, where, strict=True)):
-            elements.add(bytearray(head))
-            if count > 1:
-                padding = self._jvm.java.util.Collections.nCopies(count - 1, bytearray())
-                elements.addAll(padding)
-            locations.put(i, self.watch.location(node))
-        rdd = self._jvm.org.apache.spark.rdd.ParallelCollectionRDD(
-            self._sc._jsc.sc(),
-            self._python.toSeq(elements),
-            len(heads),
-            self._python.toScalaMap(locations),
-            self._bytes_tag,
-        )
-        return rdd.toJavaRDD()
-
-    def _function(self, function: Any, deserializer: Any) -> Any:
-        """A Python function from frames to frames, as the JVM's PythonRDD takes it."""
-        sc = self._sc
-        command = (function, None, deserializer, _OUT)
-        pickled, broadcasts, environment, includes = _prepare_for_python_RDD(sc, command)
-        # No accumulator: with one, Spark's scheduler thread calls back into this process after
-        # every task and waits for the answer, though there is never anything to add.
-        return self._jvm.SimplePythonFunction(
-            bytearray(pickled), environment, includes, sc.pythonExec, sc.pythonVer, broadcasts, None
-        )
-
-    def _python_stage(self, jrdd: Any, function: Any) -> Any:
-        return self._jvm.PythonRDD(jrdd.rdd(), function, True, False).asJavaRDD()
-
-    def _shuffle(self, frames: Any, nodes: int) -> tuple[Any, int]:
-        """The blobs where they belong, and the number by which Spark knows this shuffle."""
-        if nodes not in self._partitioners:
-            # Any partitioner with as many partitions as nodes: the frames carry the partition.
-            self._partitioners[nodes] = self._jvm.PythonPartitioner(nodes, id(self))
-        pairs = self._jvm.PairwiseRDD(frames.rdd()).asJavaPairRDD()
-        shuffled = pairs.partitionBy(self._partitioners[nodes])
-        return shuffled.values(), shuffled.rdd().dependencies().head().shuffleId()
+        return self._rdds.collection(heads, [self.watch.location(n) for n in where], count)
 
     def _collect(
         self,
@@ -382,7 +328,7 @@ class SparkCluster:
         OperatorError when it takes longer than it may."""
         with self.watch.guarding(nodes, limit.seconds if limit else None) as guard:
             try:
-                answers = list(RDD(frames, self._sc, _OUT).collect())
+                answers = list(RDD(frames, self._sc, OUT).collect())
                 self.control_bytes += sum(map(len, answers))
                 return answers
             except Exception:

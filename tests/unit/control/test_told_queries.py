@@ -12,7 +12,7 @@ from plays import FIRST, NODES, SECOND, THIRD, Play, apart, feed, lose
 from anabranch.control.settings import Past
 from anabranch.driver.clock import Clock
 from anabranch.driver.queries import NAMED, Queries, QueryStatus, _saying
-from anabranch.model.commands import Command, ExposeLate, RecoverPartitions
+from anabranch.model.commands import CatchUp, Command, ExposeLate, RecoverPartitions
 from anabranch.model.costs import Costs
 from anabranch.model.events import Event, Idled, NodesJoined, StopRequested
 from anabranch.model.ids import NodeId, PartitionId
@@ -120,8 +120,10 @@ def test_it_is_live_when_all_has_been_shown(lines: pytest.LogCaptureFixture) -> 
     handle = told.play.controller.handle
     commands = handle(NodesJoined((NodeId("4"), NodeId("5")), 10)) or handle(Idled(10))
     assert told.states["out_b"] == "catching up"
-    while commands and isinstance(commands[-1], RecoverPartitions):
-        commands = told.play.recovered(commands[-1])
+    while commands and isinstance(commands[-1], RecoverPartitions | CatchUp):
+        part = commands[-1]
+        beside = isinstance(part, CatchUp)
+        commands = told.play.caught_up(part) if beside else told.play.recovered(part)
     assert not told.play.controller.waiting
     assert told.late
     (line,) = said(lines)

@@ -32,6 +32,7 @@ from anabranch.node.protocol.notes import Hand, SliceNotes
 from anabranch.node.protocol.partition import Output, Partition
 from anabranch.node.protocol.preparation import Preparations
 from anabranch.node.protocol.restoring import kept_of, restored
+from anabranch.node.protocol.spilling import spilled
 from anabranch.node.protocol.writing import CheckpointWriter
 
 Answer = tuple[list[Parcel[R]], NodeReport | None]
@@ -166,7 +167,8 @@ class Host(Generic[R]):
             return outgoing, None
         if plan.seal and not self._notes.problems:
             self._seal(plan)
-        self._spill(request.confirmed)
+        kept = [o for p in self.partitions.values() for o in p.outputs.values()]
+        self._disk_full = not spilled(kept, request.confirmed, self._process)
         return outgoing, self._report()
 
     def _is_current(self, plan: SlicePlan) -> bool:
@@ -402,26 +404,6 @@ class Host(Generic[R]):
                 full, content = p.seal(plan.writes)
                 sealed = Sealed(self._generation, p.id, plan.number, p.epoch, full, before, content)
                 write(self._of_job, sealed)
-
-    def _spill(self, confirmed: int) -> None:
-        """Move the oldest backups to disk while there are too many in memory."""
-        self._disk_full = False
-        kept = sorted(
-            (o for p in self.partitions.values() for o in p.outputs.values()),
-            key=lambda o: o.slice,
-        )
-        excess = sum(o.nbytes for o in kept) - self._process.backup_memory_bytes
-        for output in kept:
-            if excess <= 0 or output.slice > confirmed:
-                return
-            if output.spilled is None and not output.sinks:
-                try:
-                    output.edges, output.spilled = self._process.spill(output.edges)
-                except OSError:
-                    self._disk_full = True  # stays in memory; the driver slows down
-                    return
-                excess -= output.nbytes
-                output.nbytes = 0
 
     def _report(self) -> NodeReport:
         notes, vitals = self._notes, self._process.vitals()
