@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,11 @@ from anabranch.cli.recovery_times import describe_recovery
 from anabranch.cli.sim import sim
 from anabranch.cli.state import state
 from anabranch.control.policies.autoscale import Autoscale
-from anabranch.demos.elastic import SECONDS, run_elastic_demo
+from anabranch.demos.disaster import NODES as DISASTER_NODES
+from anabranch.demos.disaster import SECONDS as DISASTER_SECONDS
+from anabranch.demos.disaster import run_disaster_demo
+from anabranch.demos.elastic import SECONDS as ELASTIC_SECONDS
+from anabranch.demos.elastic import run_elastic_demo
 from anabranch.demos.words import run_demo
 from anabranch.driver.options import RunOptions
 from anabranch.errors import ConfigError
@@ -266,20 +271,35 @@ def describe(
 @app.command()
 def demo(
     seconds: Annotated[
-        int | None, typer.Option(help="How long rows are generated; 60, or 80 with --elastic.")
+        int | None,
+        typer.Option(help="How long rows are generated; 60, 80 (--elastic) or 75 (--disaster)."),
     ] = None,
-    nodes: Annotated[int, typer.Option(help="Nodes to start on this machine.")] = 3,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes to start on this machine; 3, or 4 with --disaster.")
+    ] = None,
     elastic: Annotated[
         bool,
         typer.Option("--elastic", help="Let the rate rise and fall; the job scales itself."),
     ] = False,
+    disaster: Annotated[
+        bool,
+        typer.Option(
+            "--disaster",
+            help="Kill all nodes but one at once; queries come back as nodes do, by priority.",
+        ),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Count words in windows of 30 seconds, kill a node half-way, recount from the raw files."""
+    if elastic and disaster:
+        raise ConfigError("--elastic and --disaster are two demos; give one of them")
     console = Console(highlight=False)
+    show: Callable[[Console, float, int], bool] = run_demo
+    usual_s, usual_nodes = 60, 3
     if elastic:
-        exact = run_elastic_demo(console, SECONDS if seconds is None else seconds, nodes)
-    else:
-        exact = run_demo(console, seconds=60 if seconds is None else seconds, nodes=nodes)
-    if not exact:
+        show, usual_s = run_elastic_demo, ELASTIC_SECONDS
+    elif disaster:
+        show, usual_s, usual_nodes = run_disaster_demo, DISASTER_SECONDS, DISASTER_NODES
+    seconds = usual_s if seconds is None else seconds
+    if not show(console, seconds, usual_nodes if nodes is None else nodes):
         raise typer.Exit(1)

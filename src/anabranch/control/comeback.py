@@ -280,8 +280,10 @@ class Comeback(Machine[ComebackState]):
             nodes,
             source_share=ledgers.costs.source_share(max(1, len(nodes))),
             hosts=ledgers.owners.hosts,
+            planner=self._config.strategy.planner,
             blocking=self._config.recovery == "blocking",
             moves=True,
+            depths={c.name: c.depth for c in self._plan.node_chains},
         )
         return self.choice
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.capacity import is_short
-from anabranch.control.policies.strategies import Strategy
 from anabranch.control.recovery import plan_recovery
 from anabranch.control.settings import ControlConfig
 from anabranch.model.ids import NodeId, PartitionId
@@ -56,7 +55,7 @@ class Returning:
         """Where everything goes back together, or partitions are divided or copied, chains do not
         wait for each other."""
         config = self._config
-        plain = config.strategy == Strategy() and config.parallel_recovery == 1
+        plain = config.strategy.is_ours and config.parallel_recovery == 1
         return (
             config.recovery != "eager"
             and plain

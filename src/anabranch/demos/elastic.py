@@ -28,7 +28,7 @@ from anabranch.api import Job, Topology
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.demos.feeding import Feeder
 from anabranch.demos.words import all_read, demo_directory, kill_a_node
-from anabranch.errors import ConfigError, StorageError
+from anabranch.errors import ConfigError
 from anabranch.generators import NEGATIVE, POSITIVE, Tweets
 from anabranch.operators.functions import KeyedSlice, SliceFunction, SliceResult
 from anabranch.operators.kernels.aggregates import Count
@@ -301,8 +301,7 @@ def _run(console: Console, root: Path, seconds: float, nodes: int) -> bool:
         finally:
             writer.finish()
         elapsed = time.monotonic() - started
-    if writer.error is not None:
-        raise StorageError(f"the demo cannot write its input: {writer.error}") from writer.error
+    writer.check()
     console.print(summarise(meter, elapsed), soft_wrap=True)
     console.print(_decisions(job, started_ms))
     return _judge(console, recount_sentiments(source, hot_topics, output), output)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from anabranch.errors import StorageError
+
 FILE_EVERY_S = 0.5
 
 
@@ -46,6 +48,11 @@ class Feeder:
         """Write no more than the last file; returns when it is there."""
         self._cut_short.set()
         self._thread.join()
+
+    def check(self) -> None:
+        """Raises what kept it from writing."""
+        if self.error is not None:
+            raise StorageError(f"the demo cannot write its input: {self.error}") from self.error
 
     def _work(self) -> None:
         try:

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from anabranch.api import Job, Topology
 from anabranch.demos.feeding import Feeder
-from anabranch.errors import ConfigError, StorageError
+from anabranch.errors import ConfigError
 from anabranch.generators import Sentences
 from anabranch.model.duration import microseconds, parse_duration
 from anabranch.operators.kernels.aggregates import Count
@@ -192,8 +192,7 @@ def _run(console: Console, root: Path, seconds: float, nodes: int, window: timed
             killer.cancel()
             writer.finish()
         elapsed = time.monotonic() - started
-    if writer.error is not None:
-        raise StorageError(f"the demo cannot write its input: {writer.error}") from writer.error
+    writer.check()
     if meter.rows_to_sinks:
         startup.done()
     console.print(summarise(meter, elapsed), soft_wrap=True)

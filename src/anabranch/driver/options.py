@@ -106,7 +106,7 @@ class RunOptions:
                 'backups is "adaptive", but with a recovery_bound the job chooses backups to keep '
                 "it; give one of the two"
             )
-        if self.survival != Strategy():
+        if not self.survival.is_ours:
             raise ConfigError(
                 f'backups is "adaptive", but strategy {self.strategy!r} says itself what is kept; '
                 "give one of the two"

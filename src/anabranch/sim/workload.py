@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.capacity import PLANNERS
 from anabranch.control.policies.strategies import Strategy
 from anabranch.control.settings import RECOVERY_MODES, ControlConfig
 from anabranch.model.graph import Graph, Kind, Operator
@@ -25,6 +26,7 @@ FICKLE = 1 << 40  # more than any value; what a fickle function adds is a multip
 # Where numbers grow wider: slices in the names of files, a 32-bit integer, ten digits.
 ROW_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # a slice of some rows comes every 0.06 s or so
 ADAPTING = 3  # every third job backs up only after losses, where that may be
+PLANNED = 5  # every fifth job has one planner or another choose what comes back
 LONG_ROW_S = 0.5  # a batch of more than ten is cut
 WIDE = (10**12 - 3, 2**31 - 3, 10**9 - 2)
 Row = tuple[int, int]  # key, value
@@ -165,6 +167,9 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
         row_s=row_s,
     )
     plain = config.strategy == Strategy() and config.recovery_bound_s is None
+    if plain and seed % PLANNED == 1:
+        strategy = Strategy(planner=tuple(PLANNERS)[seed // PLANNED % len(PLANNERS)])
+        job = replace(job, config=replace(config, strategy=strategy))
     return adapting(job) if plain and seed % ADAPTING == 0 else job
 
 

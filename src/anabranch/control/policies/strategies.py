@@ -5,7 +5,7 @@ For experiments: same detector, same data plane, no artificial sleeps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,13 @@ class Strategy:
     # A loss after a scaling goes back to the checkpoint before it; a rollback undoes it, too.
     behind_scaling: bool = False
     copies: bool = False  # every partition has a copy on another node, which takes its place
+    # By which planner of policies/capacity.py queries are chosen that come back first.
+    planner: str = "exact"
+
+    @property
+    def is_ours(self) -> bool:
+        """But for the planner."""
+        return replace(self, planner="exact") == Strategy()
 
 
 STRATEGIES = {
@@ -33,4 +40,9 @@ STRATEGIES = {
     "SC": Strategy(backups=False, synchronous=True, whole=True, rollback=True, behind_scaling=True),
     # Active replication: everything is sent and computed twice.
     "AR": Strategy(checkpoints=False, backups=False, copies=True),
+    # As ours, but who comes back first is chosen as paper 001 does it, or one of its baselines.
+    "DP": Strategy(planner="dp"),
+    "BestDensity": Strategy(planner="best_density"),
+    "PRG": Strategy(planner="progressive"),
+    "OC": Strategy(planner="operator_centric"),
 }
