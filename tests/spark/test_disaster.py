@@ -1,43 +1,31 @@
-"""Most machines of a cluster die at once: the queries that fit on what is left go on or come back,
-the others follow as machines come back, and every sink shows what it must."""
+"""Most machines of a cluster die at once: queries that fit on what is left go on or come back, the
+others follow as machines come back, and every sink shows what it must. In the middle of that the
+driver is killed, too."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import polars as pl
-from jobs import final_values, read_output, stream, wait_for, write_rows
+from disaster_driver import NODES, ROW_S, WHOLE
+from jobs import read_output, wait_for, write_rows
 
-import anabranch as ab
-from anabranch.model.ids import PartitionId
 from anabranch.spark.embedded import EmbeddedCluster
 
 KEYS = 80
 ROWS_PER_S = 80
-ROW_S = {"a": 0.003, "b": 0.007, "c": 0.007, "d": 0.005}  # 1.76 nodes of four
-NODES = 4
-WHOLE = "d"  # of one partition, on the machine that is left
-
-
-class Waits(ab.SliceFunction):
-    """Sums by key; a row takes a while, as with a call to a service."""
-
-    state = {"total": pl.Int64}  # noqa: RUF012
-    output = {"total": pl.Int64}  # noqa: RUF012
-
-    def __init__(self, row_s: float) -> None:
-        self.row_s = row_s
-
-    def process(self, given: ab.KeyedSlice) -> ab.SliceResult:
-        time.sleep(self.row_s * given.rows.height)
-        sums = given.rows.group_by("k", maintain_order=True).agg(pl.col("v").sum())
-        known = sums.join(given.state, on="k", maintain_order="left")
-        new = known.select("k", total=pl.col("total").fill_null(0) + pl.col("v"))
-        return ab.SliceResult(output=new, state=new)
+EVERY_S = 8  # a machine comes back
 
 
 class Feed:
@@ -60,21 +48,64 @@ class Feed:
         while not self._stopped.wait(0.25):
             self._write()
 
-    def start(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         self._thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            self._thread.join()
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
 
+class Driver:
+    """One life of the driver, and what it says of its slices."""
 
-@contextmanager
-def feeding(directory: Path) -> Iterator[Feed]:
-    feed = Feed(directory)
-    try:
-        yield feed
-    finally:
-        feed.stop()
+    def __init__(self, root: Path, cluster: EmbeddedCluster) -> None:
+        self._root = root
+        self._told = root / "slices"
+        self._begun = len(self._lines())
+        paths = [
+            str(Path(__file__).parent),
+            str(Path(__file__).parents[1]),
+            *filter(None, sys.path),
+        ]
+        nodes = len(cluster.workers)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "disaster_driver", str(root), cluster.master_url, str(nodes)],
+            env={
+                **os.environ,
+                **cluster._variables("driver"),
+                "PYTHONPATH": os.pathsep.join(paths),
+            },
+            stdout=(root / "driver.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _lines(self) -> list[str]:
+        return self._told.read_text().splitlines() if self._told.exists() else []
+
+    @property
+    def slices(self) -> list[dict[str, Any]]:
+        """Of this life; a line that is being written does not count."""
+        assert self._process.poll() is None, (self._root / "driver.log").read_text()[-3000:]
+        lines = self._lines()[self._begun :]
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    @property
+    def waiting(self) -> list[frozenset[str]]:
+        """Queries that waited for rows, slice by slice."""
+        return [frozenset(one["waiting"]) for one in self.slices]
+
+    def kill(self) -> None:
+        """With its JVM, and so with all executors."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def finish(self) -> None:
+        (self._root / "stop").touch()
+        assert self._process.wait(120) == 0, (self._root / "driver.log").read_text()[-3000:]
 
 
 def kill_machines(cluster: EmbeddedCluster, names: list[str]) -> None:
@@ -87,57 +118,55 @@ def kill_machines(cluster: EmbeddedCluster, names: list[str]) -> None:
             cluster.kill(pid)
 
 
-def node_of(job: ab.Job, chain: str) -> str:
-    placement = job._run.controller.placement
-    assert placement is not None
-    return placement.owners[PartitionId(chain, 0)].node
+def expected(order: list[int]) -> list[tuple[int, int, int]]:
+    """Every row with the sum of its key so far, by plain Python."""
+    totals: Counter[int] = Counter()
+    found = []
+    for v in order:
+        totals[v % KEYS] += v
+        found.append((v % KEYS, v, totals[v % KEYS]))
+    return found
+
+
+def shown(root: Path, name: str) -> pl.DataFrame:
+    """In the order of slices. A batch that piled up is cut into several, which need not have the
+    order of its files."""
+    return read_output(root / f"out_{name}").sort("slice", "v")
 
 
 def test_queries_come_back_as_machines_do(tmp_path: Path) -> None:
-    with EmbeddedCluster(nodes=1) as cluster, feeding(tmp_path / "in") as feed:
+    feed = Feed(tmp_path / "in")
+    with EmbeddedCluster(nodes=1, memory_mb=512) as cluster:
         for _ in range(NODES - 1):
             cluster.add_node()
-        topology = ab.Topology("disaster")
-        source = topology.source("numbers", stream(tmp_path / "in", "k long, v long", files=100))
-        for priority, (name, row_s) in enumerate(ROW_S.items(), 1):
-            keyed = source.select(f"s_{name}", "k", "v").key_by("k")
-            parallelism = 1 if name == WHOLE else NODES
-            keyed.process(name, Waits(row_s), parallelism=parallelism).to(
-                f"out_{name}", ab.Parquet(str(tmp_path / f"out_{name}")), priority=priority
-            )
-        job = topology.start(
-            cluster.session("disaster"),
-            checkpoint=tmp_path / "ck",
-            slice="500ms",
-            checkpoint_interval="3s",
-        )
-        seen: list[frozenset[str]] = []  # queries that waited for rows, slice by slice
-
-        def look(progress: ab.Progress) -> None:
-            seen.append(frozenset(progress.waiting))
-
-        job.on_progress(look)
-        feed.start()
-        wait_for(lambda: len(seen) > 20)
-        spared = cluster.executors()[node_of(job, WHOLE)][1]
-        kill_machines(cluster, sorted({*cluster.workers} - {spared}))
-        wait_for(lambda: any(seen))
-        for left in range(NODES - 1, 0, -1):
+        driver = Driver(tmp_path, cluster)
+        wait_for(lambda: len(driver.slices) > 0)
+        with feed.running():
+            wait_for(lambda: len(driver.slices) > 20)
+            spared = cluster.executors()[driver.slices[-1]["home"]][1]
+            kill_machines(cluster, sorted({*cluster.workers} - {spared}))
+            wait_for(lambda: any(driver.waiting))
+            time.sleep(EVERY_S)
             cluster.add_node()
-            wait_for(lambda n=left: len(job.nodes) > NODES - n)  # type: ignore[misc]
-            time.sleep(4)
-        wait_for(lambda: all(q.state == "live" for q in job.status().queries))
-        feed.stop()
-        rows = sum(f.height for f in feed.frames)
-        wait_for(lambda: sum(p.rows_in for p in job.recent_progress) == rows)
-        job.stop()
-        assert job.exception is None
-    expected = {
-        k: {"total": total}
-        for k, total in pl.concat(feed.frames).group_by("k").agg(pl.col("v").sum()).rows()
-    }
+            time.sleep(EVERY_S)
+            before = driver.waiting
+            driver.kill()
+            driver = Driver(tmp_path, cluster)
+            wait_for(lambda: len(driver.waiting) > 3)
+            after = driver.waiting
+            for _ in range(NODES - 2):
+                cluster.add_node()
+                time.sleep(EVERY_S)
+        rows = sum(frame.height for frame in feed.frames)
+        wait_for(lambda: all(shown(tmp_path, name).height >= rows for name in ROW_S))
+        driver.finish()
+    order = shown(tmp_path, WHOLE)["v"].to_list()
+    assert sorted(order) == list(range(rows))
     for name in ROW_S:
-        assert final_values(read_output(tmp_path / f"out_{name}")) == expected
-    waited = {name: sum(f"out_{name}" in slices for slices in seen) for name in ROW_S}
-    assert waited[WHOLE] == 0, f"it lost nothing: {waited}"
-    assert waited["a"] < min(waited["b"], waited["c"]), f"there was room for it: {waited}"
+        assert shown(tmp_path, name).select("k", "v", "total").rows() == expected(order), name
+    waited = {name: sum(f"out_{name}" in slices for slices in before) for name in ROW_S}
+    print(f"slices that waited, of {len(before)}: {waited}")
+    assert before[-1], "with two nodes of four some wait"
+    assert waited[WHOLE] == 0, "it lost nothing"
+    assert waited["a"] < min(waited["b"], waited["c"]), "there was room for it"
+    assert after[0], "what waited waits in the next life, too"

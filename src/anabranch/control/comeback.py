@@ -31,7 +31,7 @@ from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.capacity import Return, choose
 from anabranch.control.rebuild import Rebuild
-from anabranch.control.returning import Group, Returning
+from anabranch.control.returning import SHARED, Group, Returning
 from anabranch.control.settings import ControlConfig, Past
 from anabranch.control.story import Machine, Story
 from anabranch.control.tries import Tries
@@ -53,7 +53,8 @@ from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
 
 LOOK_AGAIN = 10  # slices later, what partitions cost may be another
-IN_VAIN = 5  # parts beside slices after which no less is left: slices wait for the rest
+IN_VAIN = 5  # parts beside slices after which no less is left: they get more time
+MOST = 2.0  # of an interval: so long slices wait for a part on their nodes at most
 
 
 class ComebackState(Enum):
@@ -105,13 +106,16 @@ class Comeback(Machine[ComebackState]):
         self.running: RecoveryPlan | None = None  # what the nodes are at, or the part before
         self.choice: Return | None = None  # the newest
         self.stops = False  # the job is to end: all comes back, fast or slow
+        self.coming: frozenset[str] = frozenset()  # chains that make up for what they lack just now
         self._ahead: frozenset[PartitionId] = frozenset()  # may be, of those that come back
+        self._anew: frozenset[PartitionId] = frozenset()  # restored by the first part
         self._look_at: int | None = None  # slice at which to choose again; None: at once
         self._rested = True  # has a slice run since the part before?
         self._tries = Tries()  # since it came further than ever
-        self._furthest = 0  # the slice that a replay of these chains came to
+        self._furthest: dict[str, int] = {}  # the slice that a chain came to, however often
         self._least = math.inf  # rows that were left to replay, and the parts since that was so
         self._vain = 0
+        self._share = SHARED  # of an interval, that parts get of nodes that have a part in slices
 
     @property
     def absent(self) -> bool:
@@ -137,9 +141,14 @@ class Comeback(Machine[ComebackState]):
         return not self.absent and not self._ledgers.owners.nodes
 
     @property
-    def coming(self) -> frozenset[str]:
-        """The chains that make up for what they lack just now."""
-        return self.running.chains_restored if self.running is not None else frozenset()
+    def busy(self) -> frozenset[NodeId]:
+        """Nodes that have nothing to do but to make up for what was missed: slices go without
+        them, but for one that tells what they were."""
+        placement = self._ledgers.owners.in_force
+        if placement is None or not self.coming:
+            return frozenset()
+        alone = self._returning.alone(self.coming, placement)
+        return alone - {placement.nodes[0]} if alone >= set(placement.nodes) else alone
 
     # -- when chains wait ------------------------------------------------------------------------
 
@@ -213,7 +222,7 @@ class Comeback(Machine[ComebackState]):
         self._ahead = frozenset(p for p in (self._ahead | begun) if p not in partitions)
         left = {p: o for p, o in placement.owners.items() if p not in partitions}
         owners.use(placement.owned(left, self._nodes), frozenset(), 0)
-        self.running = None
+        self.running, self.coming = None, frozenset()
         if ledgers.behind.first or not self.absent:
             self._to(ComebackState.WAITING, cause.value)
         return self._begin(cause)
@@ -227,11 +236,8 @@ class Comeback(Machine[ComebackState]):
         cuts = [checkpoints.covering(c) for c in plan.chains_restored]
         if not all(self._ledgers.slices.reaches(c.slice if c else 0) for c in cuts):
             return [FailRun(error)]
-        # What was to be restored has no state, unless it has got further since; of shadows, later
-        # files would be of no use.
-        frontier, begin = self._ledgers.owners.frontier, plan.cut + 1
-        going_on = {p for p in self._ahead & plan.restored if frontier[p] > begin}
-        return self.lost(plan.shadows | plan.restored - going_on, Cause.CHECKPOINT_TORN)
+        # What was to be restored has no state; of shadows, later files would be of no use.
+        return self.lost(plan.shadows | self._anew, Cause.CHECKPOINT_TORN)
 
     # -- who comes back --------------------------------------------------------------------------
 
@@ -246,26 +252,30 @@ class Comeback(Machine[ComebackState]):
         self._rested = True
 
     def step(self, now_ms: int, began_ms: int) -> list[Command]:
-        """The next part: the last one as soon as slices need not wait for it (the next is due an
-        interval after the one that `began_ms`); until then one beside slices after the other."""
+        """The next part: of chains that are near the newest slice, and slices wait for them (the
+        next is due an interval after the one that `began_ms`), or beside slices. What others there
+        is room for comes first: they come back beside those that do already."""
         if self.absent or self.replaying or not self._ledgers.owners.nodes:
             return []
         if self.state is ComebackState.BESIDE:
             return [AwaitCatchUp()] if self.stops else []
         left_ms = began_ms + self._config.slice_interval_ms - now_ms
-        if self.state is ComebackState.BETWEEN:
-            return self._next_part(left_ms)
-        if not self._rested and left_ms <= 0 and not self.stops:
-            return []
-        newest = self._ledgers.newest_slice
-        if self._look_at is not None and newest < self._look_at and not self.stops:
-            return []
-        choice = self._choose()
-        return self._begin(Cause.ROOM, choice) if choice.chains else []
+        late = not self._rested and left_ms <= 0 and not self.stops
+        if self._may_look and not late:
+            choice = self._choose()
+            if choice.chains:
+                return self._begin(Cause.ROOM, choice)
+        return self._next_part(left_ms) if self.state is ComebackState.BETWEEN else []
+
+    @property
+    def _may_look(self) -> bool:
+        """Is it time to look for room, and does anybody wait?"""
+        due = self._look_at is None or self._ledgers.newest_slice >= self._look_at
+        return (due or self.stops) and bool(self._ledgers.behind.chains - self.coming)
 
     def _choose(self) -> Return:
         ledgers, placement = self._ledgers, self._ledgers.owners.placement
-        nodes, down = self._nodes, self._ledgers.behind.chains
+        nodes, down = self._nodes, self._ledgers.behind.chains - self.coming
         missing = [p for c in sorted(down) for p in partitions_of(placement.groups, c)]
         # On nodes that are drained nothing counts, and nothing is put.
         homes = {p: o.node for p, o in placement.owners.items() if o.node in nodes}
@@ -292,7 +302,7 @@ class Comeback(Machine[ComebackState]):
         if not self._nodes:
             return [AwaitNodes()]
         choice = choice or self._choose()
-        group = self._returning.group(choice.chains, choice.homes)
+        group = self._returning.group(choice.chains, choice.homes, self.coming)
         if self._returning.needs_older_layout(group.chains):
             return self._all_at_once(cause)
         return self._install(group, choice, cause)
@@ -300,7 +310,7 @@ class Comeback(Machine[ComebackState]):
     def _all_at_once(self, cause: Cause) -> list[Command]:
         """Back to before the layout changed: nobody goes on from there alone."""
         self._ledgers.checkpoints.back_to_all(self._plan.above)
-        self._ahead, self.running = frozenset(), None
+        self._ahead, self.running, self.coming = frozenset(), None, frozenset()
         if not self.absent:
             self._to(ComebackState.ABSENT, "all partitions go back")
         return self._rebuild.everything(cause)
@@ -314,27 +324,41 @@ class Comeback(Machine[ComebackState]):
         }
         kept = {p: o for p, o in before.owners.items() if p not in anew}
         placement = before.owned({**kept, **fresh}, self._nodes)
-        self._ahead = (self._ahead - anew) | group.going_on
-        self._least, self._vain = math.inf, 0
+        self._ahead, self._anew = (self._ahead - anew) | group.going_on, anew
+        if group.chains < choice.chains:
+            self._look_at = None  # the others begin with another cut
+        self._least, self._vain, self._share = math.inf, 0, SHARED
         begin = (group.cut.slice if group.cut else 0) + 1
         owners.use(placement, anew, begin)
         ledgers.layouts.used(placement)
         ledgers.checkpoints.installed(anew, placement)
         ledgers.backups.begin(anew, begin)
-        self.running = replace(self._returning.first_part(group, placement), cause=cause)
+        self.coming |= group.chains
+        plan = self._returning.beginning(self.coming, group.cut, placement)
+        near = self._returning.near(plan, self.coming, 0)
+        if near.keys() == self.coming:  # at once
+            plan = self._returning.replaying(plan, near, more=False)
+        self.running = replace(plan, cause=cause)
         return self._replay([ledgers.head()], ", ".join(sorted(group.chains)) or "nothing fits")
 
     # -- part by part ----------------------------------------------------------------------------
 
     def _next_part(self, left_ms: float) -> list[Command]:
-        before = self.expected()
-        rows = self._returning.rows_left(before)
+        before, returning = self.expected(), self._returning
+        near = returning.near(before, self.coming, left_ms)
+        if near:
+            more = near.keys() != self.coming
+            self.running = returning.part(before, near, more)
+            return self._replay([], ", ".join(sorted(near)))
+        rows = returning.rows_left(self.coming, before.placement)
         self._least, self._vain = (rows, 0) if rows < self._least else (self._least, self._vain + 1)
-        vain = self._vain > IN_VAIN  # its nodes are too full for it
-        if self.stops or vain or self._returning.is_near(before, left_ms):
-            self.running = self._returning.last_part(before)
+        if self._vain > IN_VAIN:  # its nodes are too full for it
+            self._vain, self._share = 0, min(MOST, 2 * self._share)
+        nobody_waits = self._ledgers.behind.chains >= self._plan.above.keys()
+        spans = returning.spans(before, self.coming, math.inf if self.stops else self._share)
+        self.running = returning.part(before, spans, more=True)
+        if self.stops or (nobody_waits and self._share >= MOST):
             return self._replay([])
-        self.running = self._returning.part_beside(before)
         self._to(ComebackState.BESIDE)
         return [CatchUp(self.running)]
 
@@ -363,18 +387,24 @@ class Comeback(Machine[ComebackState]):
             error = ledgers.slices.refuse_incomplete(plan.slices, reports)
         if error is not None:
             return [FailRun(error)]
-        upto = plan.next_slice if plan.slices else ledgers.slices.next_slice
-        ledgers.owners.advance(reports, upto, plan.restored, self._ahead)
-        if plan.restored and upto > self._furthest:  # else the nodes were told, and that is all
-            self._tries.progress()
-            self._furthest = upto
-        commands = made_up(self._plan, ledgers, plan, reports, upto)
-        if plan.more and plan.chains_restored & ledgers.behind.chains:
+        for chain in sorted(plan.chains_restored):
+            mine = [p for p in plan.restored if p.chain == chain]
+            ledgers.owners.advance(reports, plan.span(chain)[1], mine, self._ahead)
+        ends = {c: plan.span(c)[1] for c in plan.chains_restored}
+        if any(end > self._furthest.get(c, 0) for c, end in ends.items()):
+            self._tries.progress()  # else the nodes were told, and that is all
+            self._furthest |= {c: max(e, self._furthest.get(c, 0)) for c, e in ends.items()}
+        commands = made_up(self._plan, ledgers, plan, reports)
+        back = self.coming - ledgers.behind.chains
+        self.coming -= back
+        self._ahead = frozenset(p for p in self._ahead if p.chain not in back)
+        self._furthest = {c: n for c, n in self._furthest.items() if c not in back}
+        if back or not self.coming:
+            self._look_at = None  # for more there may be room now
+        if self.coming:
             self._to(ComebackState.BETWEEN)
             return commands
-        self._ahead -= plan.restored
-        self._furthest = 0 if plan.restored else self._furthest
-        self.running, self._look_at = None, None
+        self.running = None
         if ledgers.behind.first:
             self._to(ComebackState.WAITING, "others wait")
         else:

@@ -211,7 +211,7 @@ class Controller:
 
     def _parts(self, now_ms: int) -> tuple[list[Command], bool]:
         """Of what comes back beside slices, after one that was cut short; and must slices wait?"""
-        self.schedule.beside = self.comeback.beside
+        self.schedule.beside, self.schedule.busy = self.comeback.beside, self.comeback.busy
         if not self._is_whole:
             return [], True
         if self.schedule.state is not SliceState.FREE:
@@ -310,7 +310,7 @@ class Controller:
     def _on_slice(self, event: events.SliceRan) -> list[Command]:
         plan = self.schedule.reported(event.number)
         logged = event.source_tasks if event.logged else None
-        replaced = self._if_replaced(event, logged)
+        replaced = self._if_replaced(event, logged, self.schedule.nodes)
         if replaced:
             return replaced
         error = verdict.first_failure(event.reports, f"slice {plan.number}", plan.number)

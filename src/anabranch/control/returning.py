@@ -1,9 +1,14 @@
-"""How a group of chains comes back: from which cut, which of its partitions go on with what they
-have, which slices come with the next part. Read off the ledgers, nothing is changed here.
+"""How chains come back: from which cut, which of their partitions go on with what they have, which
+slices come with the next part, and who may take part in slices again. Read off the ledgers, nothing
+is changed here.
+
+Chains that come back are not as far as each other: those that came later have more to make up for.
+So each goes at the pace of its nodes, and no chain gets further than those above it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,30 +19,24 @@ from anabranch.control.settings import ControlConfig
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement, partitions_of
 from anabranch.model.plan import Plan
-from anabranch.model.recovery import RecoveryPlan
-from anabranch.model.slices import Cut, SliceRecord
+from anabranch.model.recovery import RecoveryPlan, Span
+from anabranch.model.slices import Cut
 
 FIRST_PART = 8  # slices, before it is known how long one takes
 # For how long a part keeps a node, in slice intervals: one that has a part in slices, too, which
-# may wait for it; and one that has not.
-SHARED, ALONE = 0.3, 2.0
+# may wait for it; and one that has not: no longer than what joins may wait.
+SHARED, ALONE = 0.3, 4.0
 MAX_PART_SLICES = 64
 
 
 @dataclass(frozen=True)
 class Group:
-    """Chains that come back together, from the newest cut that covers them."""
+    """Chains that begin to come back together, from the newest cut that covers them."""
 
     chains: frozenset[str]
-    partitions: tuple[PartitionId, ...]
     cut: Cut | None  # None: the beginning
     going_on: frozenset[PartitionId]  # keep the state that they have
-    first: int  # the slice that those begin with that are least far
-
-    @property
-    def anew(self) -> frozenset[PartitionId]:
-        """Are restored from the cut."""
-        return frozenset(self.partitions) - self.going_on
+    anew: frozenset[PartitionId]  # are restored from the cut
 
 
 class Returning:
@@ -73,34 +72,60 @@ class Returning:
     def all_need_older_layout(self) -> bool:
         return self.needs_older_layout(self._plan.above)
 
-    def group(self, chains: frozenset[str], homes: Collection[PartitionId]) -> Group:
-        """Of chains that are to come back, the first group: those with the newest cut. Partitions
-        that get other `homes` leave behind what they have."""
+    def at(self, chain: str, placement: Placement) -> int:
+        """The slice that it is at."""
+        frontier = self._ledgers.owners.frontier
+        return min(frontier[p] for p in partitions_of(placement.groups, chain))
+
+    def group(
+        self,
+        chains: frozenset[str],
+        homes: Collection[PartitionId],
+        coming: frozenset[str] = frozenset(),
+    ) -> Group:
+        """Of chains that are to come back, beside those that do, the first group: those with the
+        newest cut. Partitions that get other `homes` leave behind what they have; others keep it,
+        if they can repeat what is needed of them again."""
         placement = self._ledgers.owners.placement
         cuts = {c: self._ledgers.checkpoints.covering(c) for c in sorted(chains)}
-        newest = max(cuts.values(), key=_slice_of, default=None)
-        mine = frozenset(c for c, cut in cuts.items() if _slice_of(cut) == _slice_of(newest))
-        partitions = [p for c in sorted(mine) for p in partitions_of(placement.groups, c)]
-        there = [p for p in partitions if p in placement.owners and p not in homes]
-        at = _slice_of(newest) + 1
-        going_on, first = self._going_on(there, at, len(partitions) - len(there), placement)
-        return Group(mine, tuple(partitions), newest, going_on, first)
+        cut = max(cuts.values(), key=_slice_of, default=None)
+        mine = frozenset(c for c, other in cuts.items() if _slice_of(other) == _slice_of(cut))
+        every = {c: partitions_of(placement.groups, c) for c in sorted(mine | coming)}
+        anew = {
+            p for c in sorted(mine) for p in every[c] if p not in placement.owners or p in homes
+        }
+        while True:
+            begins = {c: self._begins(some, anew, _slice_of(cut)) for c, some in every.items()}
+            more = {
+                p
+                for c, some in every.items()
+                for p in some
+                if p not in anew and not self._can_repeat(p, c, begins, placement)
+            }
+            if not more:
+                break
+            anew |= more
+        going_on = frozenset(p for c in mine for p in every[c]) - anew
+        return Group(mine, cut, going_on, frozenset(anew))
 
-    def _going_on(
-        self, there: Sequence[PartitionId], first: int, others: int, placement: Placement
-    ) -> tuple[frozenset[PartitionId], int]:
-        """Of those with an owner, the ones that can repeat what is needed again: everything from
-        the slice `first` on, after the cut, unless no `others` are restored from there. And where
-        that leaves the least far."""
-        if there and not others:
-            least = min(self._ledgers.owners.frontier[p] for p in there)
-            if all(self._repeats(p, least, placement) for p in there):
-                return frozenset(there), least
-        return frozenset(p for p in there if self._repeats(p, first, placement)), first
+    def _begins(
+        self, partitions: Sequence[PartitionId], anew: Collection[PartitionId], cut: int
+    ) -> int:
+        frontier = self._ledgers.owners.frontier
+        return min(cut + 1 if p in anew else frontier[p] for p in partitions)
+
+    def _can_repeat(
+        self, partition: PartitionId, chain: str, begins: Mapping[str, int], placement: Placement
+    ) -> bool:
+        """Has it kept whatever its own chain, and those right below, may need of it?"""
+        if chain in self._last:
+            return True
+        below = {e.target for e in self._plan.by_name[chain].outputs} & begins.keys()
+        first = min(begins[c] for c in (chain, *below))
+        return self._repeats(partition, first, placement)
 
     def _repeats(self, partition: PartitionId, first: int, placement: Placement) -> bool:
-        """Has it kept, from this slice on, what others may need again?"""
-        if partition.chain in self._last or self._ledgers.owners.frontier[partition] == first:
+        if self._ledgers.owners.frontier[partition] <= first:
             return True
         return self._ledgers.backups.covers(partition, first, placement)
 
@@ -112,89 +137,194 @@ class Returning:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def first_part(self, group: Group, placement: Placement) -> RecoveryPlan:
-        """Who sends, and who is needed as a shadow, is said for all of the replay."""
-        planned = self._planned(group, placement, group.first)
-        if planned.shadows and planned.cut + 1 < group.first:  # which begin at the cut
-            planned = self._planned(group, placement, planned.cut + 1)
-        return self._cut_short(planned, self._fitting(planned))
-
-    def last_part(self, before: RecoveryPlan) -> RecoveryPlan:
-        """All that is left, or as much as nodes have memory for."""
-        return self._cut_short(self._after(before), MAX_PART_SLICES)
-
-    def part_beside(self, before: RecoveryPlan) -> RecoveryPlan:
-        """What keeps no node for long; others follow."""
-        after = self._after(before)
-        return replace(self._cut_short(after, self._fitting(after)), more=True)
-
-    def is_near(self, before: RecoveryPlan, left_ms: float) -> bool:
-        """Is so little left that slices may wait for it? They are not kept from what else there
-        is to do: that takes at least so long."""
-        records = self._ledgers.slices.after(before.next_slice - 1)
-        if len(records) > MAX_PART_SLICES:
-            return False
-        seconds = self._seconds(before, records)
-        if not seconds:
-            return len(records) <= FIRST_PART
-        return max(seconds.values()) <= max(left_ms, SHARED * self._interval_ms) / 1000
-
-    def rows_left(self, before: RecoveryPlan) -> int:
-        """Of sources, after this part."""
-        records = self._ledgers.slices.after(before.next_slice - 1)
-        return sum(sum(r.rows.values()) for r in records)
-
-    def _after(self, before: RecoveryPlan) -> RecoveryPlan:
-        """From where the part before has ended."""
-        records = self._ledgers.slices.after(before.next_slice - 1)
-        slices = tuple(r.plan(before.placement.version) for r in records)
-        return replace(before, slices=slices, part=before.part + 1)
-
-    def _planned(self, group: Group, placement: Placement, first: int) -> RecoveryPlan:
+    def beginning(
+        self, coming: frozenset[str], cut: Cut | None, placement: Placement
+    ) -> RecoveryPlan:
+        """Whoever of these chains is to have state gets it. Who sends, and who is needed as a
+        shadow, is said; nothing is replayed yet."""
         ledgers = self._ledgers
-        records = ledgers.slices.after(first - 1) if group.chains else []
-        return plan_recovery(
+        spans = {c: (at, at) for c in sorted(coming) for at in [self.at(c, placement)]}
+        first = min((at for at, _ in spans.values()), default=ledgers.slices.next_slice)
+        records = ledgers.slices.after(first - 1) if coming else []
+        planned = plan_recovery(
             self._plan,
             placement,
-            frozenset(group.partitions),
-            group.cut,
+            frozenset(p for p in placement.owners if p.chain in coming),
+            cut,
             [r.plan(placement.version) for r in records],
             lambda p: ledgers.backups.covers(p, first, placement),
             ledgers.backups.chosen(placement),
         )
+        return self.replaying(replace(planned, slices=()), spans, more=True)
 
-    def _cut_short(self, plan: RecoveryPlan, count: int) -> RecoveryPlan:
-        """Its first slices."""
-        behind = self._ledgers.behind.first
+    def part(self, before: RecoveryPlan, spans: Mapping[str, Span], more: bool) -> RecoveryPlan:
+        """The next one: these chains replay what `spans` says."""
+        restored = frozenset(p for p in before.placement.owners if p.chain in spans)
+        rebuilt = spans.keys() | {p.chain for p in before.shadows}
+        sources = {e.source for c in rebuilt for e in self._plan.by_name[c].inputs}
+        senders = frozenset(p for p in before.placement.owners if p.chain in sources)
+        after = replace(
+            before,
+            part=before.part + 1,
+            restored=restored,
+            senders=senders - restored - before.shadows,
+            reads_log=any(self._plan.by_name[c].is_source for c in sources),
+        )
+        shadows_at = before.next_slice if before.shadows else None
+        return self.replaying(after, spans, more, shadows_at)
+
+    def replaying(
+        self,
+        plan: RecoveryPlan,
+        spans: Mapping[str, Span],
+        more: bool,
+        shadows_at: int | None = None,
+    ) -> RecoveryPlan:
+        """With these slices, and those that shadows lack before them."""
+        numbers = {n for span in spans.values() for n in range(*span)}
+        if shadows_at is not None and numbers:  # they go through all of them
+            numbers |= set(range(shadows_at, max(numbers)))
+        behind, version = self._ledgers.behind.first, plan.placement.version
+        records = [r for r in self._ledgers.slices.records if r.number in numbers]
         return replace(
             plan,
-            slices=plan.slices[:count],
-            more=count < len(plan.slices),
-            late={c: behind[c] for c in sorted(plan.chains_restored)},
+            slices=tuple(r.plan(version) for r in records),
+            spans=spans,
+            late={c: behind[c] for c in spans if c in behind},
+            more=more,
         )
 
-    def _fitting(self, plan: RecoveryPlan) -> int:
-        """How many of its slices there is time for on every node; at least one."""
-        records = self._ledgers.slices.after(plan.first - 1) if plan.slices else []
-        owners, waiting = plan.placement.owners, self._ledgers.behind.chains
-        sharing = {o.node for p, o in owners.items() if p.chain not in waiting}
-        for count in range(1, min(len(records), MAX_PART_SLICES)):
-            taken = self._seconds(plan, records[: count + 1])
-            if not taken and count == FIRST_PART:
-                return count
-            for node, seconds in taken.items():
-                most = SHARED if node in sharing else ALONE
-                if seconds > most * self._interval_ms / 1000:
-                    return count
-        return min(len(records), MAX_PART_SLICES)
+    # -- how much there is time for --------------------------------------------------------------
 
-    def _seconds(
-        self, plan: RecoveryPlan, records: Sequence[SliceRecord]
-    ) -> Mapping[NodeId, float]:
-        """How long these slices keep each node; empty where that is not known."""
-        rows = sum(sum(r.rows.values()) for r in records)
-        taken = self._ledgers.costs.node_row_s(plan.placement, plan.chains)
-        return {n: rows * row_s for n, row_s in taken.items()}
+    def spans(
+        self, before: RecoveryPlan, coming: Collection[str], share: float
+    ) -> Mapping[str, Span]:
+        """What there is time for on every node, one slice of each chain at least. A node that has a
+        part in slices gives `share` of an interval. Shadows go through all slices: with them, the
+        chains that are ahead wait for the others."""
+        work = self._work(before.placement, coming)
+        starts = {c: self.at(c, before.placement) for c in work.order}
+        budgets = self._budgets(before.placement, share)
+        ends, used = dict(starts), Counter[NodeId]()
+        for turn in range(MAX_PART_SLICES if work.known else FIRST_PART):
+            at = min(ends.values()) if before.shadows else None
+            takes = work.next(ends, at)
+            costs = work.costs({c: (ends[c], ends[c] + 1) for c in takes})
+            full = {n for n, s in costs.items() if turn and used[n] + s > budgets[n]}
+            if full and before.shadows:
+                break
+            takes = work.next(ends, at, {c for c in takes if full & work.nodes[c]})
+            if not takes:
+                break
+            used.update(work.costs({c: (ends[c], ends[c] + 1) for c in takes}))
+            ends |= {c: ends[c] + 1 for c in takes}
+        # Whoever has nothing to do, and is not needed by others, is left alone.
+        some = {c for c in work.order if starts[c] < ends[c]}
+        some |= {u for c in some for u in work.above[c]}
+        return {c: (starts[c], ends[c]) for c in sorted(some)}
+
+    def near(
+        self, before: RecoveryPlan, coming: Collection[str], left_ms: float
+    ) -> Mapping[str, Span]:
+        """Chains that have so little left to make up for that slices may wait for it: they are not
+        kept from what else there is to do for longer than that."""
+        placement, found = before.placement, set(coming)
+        limit_s = max(left_ms, SHARED * self._interval_ms) / 1000
+        while found:
+            work = self._work(placement, found)
+            spans = {c: (self.at(c, placement), work.end) for c in work.order}
+            costs, each = work.costs(spans), {c: work.costs({c: s}) for c, s in spans.items()}
+            most = MAX_PART_SLICES if work.known else FIRST_PART
+            far = {c for c, (begin, end) in spans.items() if end - begin > most}
+            for node in (n for n, s in costs.items() if s > limit_s):
+                far.add(max(sorted(spans), key=lambda c, n=node: each[c].get(n, 0.0)))  # type: ignore[misc]
+            far |= {c for c in found if self._plan.above[c] & (set(coming) - found)}
+            far |= {c for c in found - far if not self._serves(c, set(coming) - found, placement)}
+            if before.shadows and (far or found != set(coming)):
+                return {}
+            if not far:
+                return spans
+            found -= far
+        return {}
+
+    def _serves(self, chain: str, others: Collection[str], placement: Placement) -> bool:
+        """Once it takes part in slices, does it still have what these need of it?"""
+        covers = self._ledgers.backups.covers
+        below = {e.target for e in self._plan.by_name[chain].outputs} & set(others)
+        first = min((self.at(c, placement) for c in below), default=None)
+        mine = partitions_of(placement.groups, chain)
+        return first is None or all(covers(p, first, placement) for p in mine)
+
+    def rows_left(self, coming: Collection[str], placement: Placement) -> int:
+        """Of sources, for all of these chains."""
+        records = self._ledgers.slices.records
+        starts = [self.at(c, placement) for c in coming]
+        return sum(sum(r.rows.values()) for at in starts for r in records if r.number >= at)
+
+    def alone(self, coming: Collection[str], placement: Placement) -> frozenset[NodeId]:
+        """Nodes that have nothing but these."""
+        of_others = {o.node for p, o in placement.owners.items() if p.chain not in coming}
+        return frozenset(o.node for o in placement.owners.values()) - of_others
+
+    def _budgets(self, placement: Placement, share: float) -> Mapping[NodeId, float]:
+        """Seconds."""
+        alone = self.alone(self._ledgers.behind.chains, placement)
+        return {
+            n: self._interval_ms / 1000 * (max(ALONE, share) if n in alone else share)
+            for n in placement.nodes
+        }
+
+    def _work(self, placement: Placement, coming: Collection[str]) -> _Work:
+        ledgers, chains = self._ledgers, self._plan.by_name
+        order = sorted(coming, key=lambda c: (chains[c].depth, c))
+        return _Work(
+            order=tuple(order),
+            above={c: {e.source for e in chains[c].inputs} & set(order) for c in order},
+            nodes={
+                c: {placement.owners[p].node for p in partitions_of(placement.groups, c)}
+                for c in order
+            },
+            row_s={c: ledgers.costs.node_row_s(placement, {c}) for c in order},
+            rows={r.number: sum(r.rows.values()) for r in ledgers.slices.records},
+            end=ledgers.slices.next_slice,
+        )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What chains have to make up for, and what that takes of their nodes."""
+
+    order: tuple[str, ...]  # those above first
+    above: Mapping[str, Collection[str]]  # of them, right above each
+    nodes: Mapping[str, set[NodeId]]
+    row_s: Mapping[str, Mapping[NodeId, float]]
+    rows: Mapping[int, int]  # of sources, by slice
+    end: int  # the next slice
+
+    @property
+    def known(self) -> bool:
+        """Is it known how long anything takes?"""
+        return any(any(s.values()) for s in self.row_s.values())
+
+    def costs(self, spans: Mapping[str, Span]) -> Counter[NodeId]:
+        """For how long these keep each node, in seconds."""
+        taken = Counter[NodeId]()
+        for chain, span in spans.items():
+            rows = sum(self.rows.get(n, 0) for n in range(*span))
+            for node, row_s in self.row_s[chain].items():
+                taken[node] += rows * row_s  # type: ignore[assignment]
+        return taken
+
+    def next(
+        self, ends: Mapping[str, int], at: int | None, without: Collection[str] = ()
+    ) -> list[str]:
+        """Chains that can go on by one slice, `at` which they are if that is said."""
+        takes: list[str] = []
+        for c in self.order:
+            below = all(ends[c] < ends[u] + (u in takes) for u in self.above[c])
+            if c not in without and ends[c] < self.end and below and at in (None, ends[c]):
+                takes.append(c)
+        return takes
 
 
 def _slice_of(cut: Cut | None) -> int:

@@ -26,6 +26,7 @@ from anabranch.model.commands import (
     WriteSlice,
 )
 from anabranch.model.events import BatchArrived, SliceRan
+from anabranch.model.ids import NodeId
 from anabranch.model.placement import Placement
 from anabranch.model.slices import Feed, SlicePlan, SliceRecord, Writes
 
@@ -76,6 +77,8 @@ class Schedule(Machine[SliceState]):
         self.stop_asked = False
         self.stopping = False  # nothing is begun any more that a stop would have to wait for
         self.beside = False  # do others come back beside slices?
+        self.busy: frozenset[NodeId] = frozenset()  # with nothing else
+        self.nodes: tuple[NodeId, ...] = ()  # of the slice in hand
         self.disk_full = False  # of a node that keeps backups
         self._attempts = 0  # to read a batch
 
@@ -226,7 +229,9 @@ class Schedule(Machine[SliceState]):
         live = self.waiting_batch if plan.feed is Feed.LIVE else None
         rows = live.rows if live is not None else None
         trim = self._ledgers.checkpoints.replay_from - 1
-        return [RunSlice(self.slice, trim, backups, rows, self.beside)]
+        command = RunSlice(self.slice, trim, backups, rows, self.beside, self.busy)
+        self.nodes = command.nodes(placement)
+        return [command]
 
     def _rows_in_time(self, placement: Placement) -> int | None:
         """The most that a slice may have: losses, arrivals and requests wait for its end, and a

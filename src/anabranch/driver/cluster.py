@@ -74,7 +74,7 @@ class SliceJob:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        return self.placement.nodes
+        return self.command.nodes(self.placement)
 
     def stages(self, live_tasks: int) -> Stages[SourceRequest]:
         """With as many source tasks as a live batch has; the log knows its own number."""

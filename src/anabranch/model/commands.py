@@ -63,14 +63,19 @@ class ReleaseNodes:
 
 @dataclass(frozen=True, slots=True)
 class RunSlice:
-    """Run one slice on every node, as one job. Backups up to `trim` are not needed. A live slice
-    has the `rows` that its batch came with. A recovery may be in hand `beside` it."""
+    """Run one slice on every node that is not `busy`, as one job. Backups up to `trim` are not
+    needed. A live slice has the `rows` that its batch came with. A recovery may be in hand `beside`
+    it; nodes that have nothing else to do are busy with it."""
 
     plan: SlicePlan
     trim: int
     backups: frozenset[PartitionId] | None = None  # who backs up from this slice on; None: all
     rows: Any = field(default=None, repr=False, compare=False)
     beside: bool = False
+    busy: frozenset[NodeId] = frozenset()
+
+    def nodes(self, placement: Placement) -> tuple[NodeId, ...]:
+        return tuple(n for n in placement.nodes if n not in self.busy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,10 @@ from functools import cached_property
 
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement
+from anabranch.model.plan import Chain
 from anabranch.model.slices import SlicePlan
+
+Span = tuple[int, int]
 
 
 class Cause(Enum):
@@ -60,6 +63,9 @@ class RecoveryPlan:
     promoted: frozenset[PartitionId] = frozenset()  # their copies take their place as they are
     # Per chain that lacks slices, the first one whose rows for sinks are staged.
     late: Mapping[str, int] = field(default_factory=dict)
+    # Chains that are not as far as each other: the first slice that each replays, and the one after
+    # the last. Others replay all of `slices`.
+    spans: Mapping[str, Span] = field(default_factory=dict)
 
     @property
     def adjusts(self) -> bool:
@@ -77,6 +83,20 @@ class RecoveryPlan:
     @property
     def next_slice(self) -> int:
         return self.slices[-1].number + 1 if self.slices else self.cut + 1
+
+    def span(self, chain: str) -> Span:
+        """The first slice that it replays, and the one that it is at when it is done."""
+        return self.spans.get(chain, (self.first, self.next_slice))
+
+    def takes(self, chain: str, number: int) -> bool:
+        """Does it replay this slice?"""
+        first, end = self.span(chain)
+        return first <= number < end
+
+    def wants(self, chain: Chain, number: int) -> bool:
+        """Does anything that is rebuilt need its output of this slice?"""
+        below = (e.target for e in chain.outputs)
+        return any(c in self.chains and self.takes(c, number) for c in below)
 
     @property
     def seals(self) -> bool:

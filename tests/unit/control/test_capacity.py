@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +42,7 @@ class Job:
     down: frozenset[str]
     placed: dict[PartitionId, NodeId] = field(default_factory=dict)
     nodes: list[NodeId] = field(default_factory=list)
+    depths: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def unplaced(self) -> list[PartitionId]:
@@ -50,32 +53,46 @@ class Job:
             self.loads[p] for p, n in self.placed.items() if n == node and p.chain not in self.down
         )
 
+    @property
+    def slice(self) -> float:
+        """How long a slice is: wave after wave, each as long as its fullest node."""
+        waves: dict[int, Counter[NodeId]] = defaultdict(Counter)
+        for x, node in self.placed.items():
+            if x.chain not in self.down:
+                waves[self.depths[x.chain]][node] += self.loads[x]  # type: ignore[assignment]
+        return sum(max(wave.values()) for wave in waves.values())
+
+    @property
+    def live(self) -> int:
+        return sum(not q.chains & self.down for q in self.queries)
+
     def choose(self, **options: Any) -> Return:
-        return choose(
-            self.queries, self.down, self.placed, self.unplaced, self.loads, self.nodes, **options
-        )
+        job = (self.queries, self.down, self.placed, self.unplaced, self.loads, self.nodes)
+        return choose(*job, depths=self.depths, **options)
+
+    def take(self, found: Return) -> Return:
+        self.placed.update(found.homes)
+        self.down -= found.chains
+        return found
 
     def comes(self, node: str, **options: Any) -> Return:
         """One more node, and what comes back with it."""
         self.nodes.append(NodeId(node))
-        found = self.choose(**options)
-        self.placed.update(found.homes)
-        self.down -= found.chains
-        return found
+        return self.take(self.choose(**options))
 
 
 def figure_2() -> Job:
     """Every node has room for two; what is left is a query on a node that has more than enough."""
     queries = [
-        query("Q1", "p3 p5 p7 p9"),
-        query("Q2", "p4 p5 p7 p10"),
-        query("Q3", "p3 p6 p8 p11"),
-        query("Q4", "p4 p6 p8 p12"),
-        query("Q0", "p1"),
+        query("Q1", "p03 p05 p07 p09"),
+        query("Q2", "p04 p05 p07 p10"),
+        query("Q3", "p03 p06 p08 p11"),
+        query("Q4", "p04 p06 p08 p12"),
+        query("Q0", "p01"),
     ]
-    lost = [f"p{i}" for i in range(3, 13)]
-    loads = {p("p1"): 1.2} | {p(name): 0.4 for name in lost}
-    return Job(queries, loads, frozenset(lost), {p("p1"): NodeId("N0")}, [NodeId("N0")])
+    lost = [f"p{i:02}" for i in range(3, 13)]
+    loads = {p("p01"): 1.2} | {p(name): 0.4 for name in lost}
+    return Job(queries, loads, frozenset(lost), {p("p01"): NodeId("N0")}, [NodeId("N0")])
 
 
 @pytest.mark.parametrize("planner", ["exact", "dp", "best_density"])
@@ -86,14 +103,19 @@ def test_figure_2_query_by_query(planner: str) -> None:
 
 
 def test_figure_2_operator_by_operator() -> None:
+    """Its operators are in topological order by name: the paper's model has no waves."""
     job = figure_2()
-    depths = {"p3": 1, "p4": 1, "p5": 2, "p6": 2, "p7": 3, "p8": 3}
-    depths |= {f"p{i}": 4 for i in range(9, 13)}
-    came = [
-        len(job.comes(f"N{i}", planner="operator_centric", depths=depths).queries)
-        for i in range(1, 6)
-    ]
+    came = [len(job.comes(f"N{i}", planner="operator_centric").queries) for i in range(1, 6)]
     assert came == [0, 0, 0, 2, 2]
+
+
+def test_figure_2_takes_too_long_in_waves() -> None:
+    """Four waves of 0.4 take 1.6 intervals, on however many nodes."""
+    job = figure_2()
+    waves = {1: "p01 p03 p04", 2: "p05 p06", 3: "p07 p08", 4: "p09 p10 p11 p12"}
+    job.depths = {c: depth for depth, chains in waves.items() for c in chains.split()}
+    came = [len(job.comes(f"N{i}").queries) for i in range(1, 6)]
+    assert came == [0, 0, 0, 0, 4]  # there is room for all of them
 
 
 @pytest.mark.parametrize("planner", ["exact", "dp"])
@@ -253,6 +275,139 @@ def test_chains_that_feed_no_query_come_last() -> None:
     assert only.choose().chains == {"spare"}
 
 
+# -- waves ---------------------------------------------------------------------------------------
+
+
+def two_waves(load: float, **changes: Any) -> Job:
+    """Two queries, each of a partition of the first wave and one of the second."""
+    queries = [query("x.out", "x1 x2"), query("y.out", "y1 y2")]
+    depths = {"x1": 1, "x2": 2, "y1": 1, "y2": 2}
+    loads = {p(c): load for c in depths}
+    return Job(queries, loads, frozenset(depths), nodes=[A, B], depths=depths, **changes)
+
+
+def crowded(job: Job) -> Job:
+    """With another query, so that there is not room for all."""
+    job.queries, job.depths = [*job.queries, query("z.out", "z")], {**job.depths, "z": 1}
+    job.loads, job.down = {**job.loads, p("z"): 5.0}, job.down | {"z"}
+    return job
+
+
+def test_every_wave_is_spread_over_the_nodes() -> None:
+    job = crowded(two_waves(0.4))
+    found = job.take(job.choose())
+    assert found.queries == ("x.out", "y.out")
+    assert found.homes[p("x1")] != found.homes[p("y1")]
+    assert found.homes[p("x2")] != found.homes[p("y2")]
+    assert job.slice == pytest.approx(0.8)
+    assert found.why == "2 of 3 queries fit on 2 nodes: 1.60 of 1.60, a slice takes 0.80 of 0.80"
+
+
+def test_a_query_waits_if_waves_are_not_balanced() -> None:
+    """The first wave would be on A and the second on B: both have room, and the slice has not."""
+    at = {p("x1"): A, p("y1"): A, p("x2"): B, p("y2"): B}
+    job = crowded(two_waves(0.4, placed=at))
+    found = job.take(job.choose())
+    assert (found.queries, found.homes) == (("x.out",), {})
+    assert found.why == "1 of 3 queries fit on 2 nodes: 0.80 of 1.60, a slice takes 0.80 of 0.80"
+    assert found.next_up == NextUp("y.out", pytest.approx(0.8))
+    assert job.slice == pytest.approx(0.8)
+
+
+def test_what_stays_leaves_a_wave_that_is_too_long() -> None:
+    at = {p("x1"): A, p("y1"): A, p("x2"): B, p("y2"): B}
+    job = crowded(two_waves(0.4, placed=at))
+    found = job.take(job.choose(moves=True))
+    assert found.queries == ("x.out", "y.out")
+    assert len(found.homes) == 2  # one of each wave; the others stay
+    assert job.slice == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("load", "came"), [(0.4, ("y.out",)), (0.5, ())])
+def test_a_slice_that_is_too_long_gets_no_longer(load: float, came: tuple[str, ...]) -> None:
+    job = crowded(two_waves(load, placed={p("x1"): A, p("x2"): B}))
+    job.loads = {**job.loads, p("x1"): 1.0, p("x2"): 0.4}
+    job.down -= {"x1", "x2"}
+    job.nodes.append(C)
+    assert job.slice == pytest.approx(1.4)
+    assert job.take(job.choose()).queries == came
+    assert job.slice == pytest.approx(1.4)
+    assert all(job.filled(n) <= FILL + SLACK for n in (B, C))
+
+
+def test_all_come_back_wave_by_wave() -> None:
+    job = two_waves(0.5)
+    found = job.take(job.choose())
+    assert found.why == "all 2 queries fit on 2 nodes: 2.00 of 2.00"
+    assert job.slice == pytest.approx(1.0)
+    alike = two_waves(0.0)
+    alike.take(alike.choose())
+    alike.loads = dict.fromkeys(alike.loads, 0.5)
+    assert alike.slice == pytest.approx(1.0)
+
+
+def test_one_query_always_runs_though_its_waves_take_too_long() -> None:
+    job = two_waves(0.6)
+    found = job.take(job.choose())
+    assert found.queries == ("x.out",)
+    assert "one always runs, 'x.out': 1.20 of 1.60" in found.why
+    assert job.slice == pytest.approx(1.2)
+
+
+def tree(live: Sequence[str] = ()) -> Job:
+    """Five operators, and one for each two of them; every one has a query."""
+    pairs = list(itertools.combinations(range(5), 2))
+    joins = {f"b{i}{j}": frozenset({f"a{i}", f"a{j}", f"b{i}{j}"}) for i, j in pairs}
+    above = {f"a{i}": frozenset({f"a{i}"}) for i in range(5)} | joins
+    queries = [Query(c, 1, some) for c, some in above.items()]
+    depths = {c: len(c) - 1 for c in above}
+    down = frozenset(above) - set(live)
+    placed = {p(c): NodeId("1") for c in live}
+    return Job(queries, {p(c): 0.2 for c in above}, down, placed, depths=depths)
+
+
+@pytest.mark.parametrize("live", [(), ("a0",)])
+def test_how_many_queries_of_two_waves_fit(live: Sequence[str]) -> None:
+    counts, lengths = [], []
+    for nodes in range(1, 6):
+        job = tree(live)
+        job.nodes = [NodeId(str(i + 1)) for i in range(nodes)]
+        job.take(job.choose())
+        counts.append(job.live)
+        lengths.append(round(job.slice, 3))
+    print(f"live at first: {live}; queries on 1 to 5 nodes: {counts}, slices: {lengths}")
+    assert counts == [4, 8, 15, 15, 15]
+    assert lengths == [0.8, 0.8, 1.2, 1.0, 0.6]  # from three nodes on there is room for all
+
+
+@pytest.mark.parametrize("live", [(), ("a0",)])
+def test_how_many_come_back_beside_tasks_of_sources(live: Sequence[str]) -> None:
+    """… that take so much that there is not room for all before the fifth node."""
+    counts, lengths = [], []
+    for nodes in range(1, 6):
+        job = tree(live)
+        job.nodes = [NodeId(str(i + 1)) for i in range(nodes)]
+        job.take(job.choose(source_share=0.3))
+        counts.append(job.live)
+        lengths.append(round(job.slice, 3))
+    print(f"live at first: {live}; queries on 1 to 5 nodes: {counts}, slices: {lengths}")
+    assert counts[-1] == 15
+    assert counts == sorted(counts)
+    assert max(lengths[:4]) <= FILL - 0.3 + SLACK
+
+
+@pytest.mark.parametrize("live", [(), ("a0",)])
+def test_how_many_come_back_as_nodes_come(live: Sequence[str]) -> None:
+    job = tree(live)
+    counts = []
+    for nodes in range(1, 6):
+        job.comes(str(nodes))
+        counts.append(job.live)
+        assert job.slice <= FILL + SLACK or job.down == frozenset()
+    print(f"live at first: {live}; queries as nodes come: {counts}, a slice: {job.slice:.2f}")
+    assert counts == [4, 7, 15, 15, 15]
+
+
 def test_nothing_to_do() -> None:
     job = two_queries(0.1)
     assert job.choose() == Return(frozenset(), {}, (), "there is no node")
@@ -294,7 +449,8 @@ def test_refusals() -> None:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Chains in layers, each reading some of those above; sinks on some; some nodes are left."""
+    """Chains in layers, each reading some of those above; sinks on some; some nodes are left. In
+    half of the jobs it is known in which wave a chain runs."""
     above: dict[str, frozenset[str]] = {}
     for i in range(draw(st.integers(1, 7))):
         reads = draw(st.sets(st.sampled_from(sorted(above)), max_size=2)) if above else set()
@@ -315,6 +471,23 @@ def jobs(draw: st.DrawFn) -> Job:
         if x.chain not in down or draw(st.integers(0, 3)) == 0
     }
     return Job(queries, loads, down, placed, nodes)
+
+
+@given(jobs(), st.data(), st.sampled_from(sorted(PLANNERS)), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_no_slice_gets_too_long(job: Job, data: st.DataObject, planner: str, moves: bool) -> None:
+    """Whatever depths are, be they those of what chains read or not."""
+    job.depths = {c: data.draw(st.integers(1, 3)) for c in sorted({x.chain for x in job.loads})}
+    share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 0.9]))
+    options = {"planner": planner, "source_share": share, "moves": moves}
+    blocking = data.draw(st.booleans())
+    found = job.choose(blocking=blocking, **options)
+    assert found == job.choose(blocking=blocking, **options)
+    before, filled = job.slice, {n: job.filled(n) for n in job.nodes}
+    job.take(found)
+    if not found.why.startswith(("all", "what", "no query fits")):
+        assert job.slice <= max(FILL - share, before) + SLACK
+        assert all(job.filled(n) <= max(FILL - share, filled[n]) + SLACK for n in job.nodes)
 
 
 def valued(job: Job, found: Return) -> int:

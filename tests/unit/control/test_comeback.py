@@ -109,8 +109,9 @@ class Job(Play):
     def takes_s(self, plan: RecoveryPlan) -> float:
         """As long as the node that has most to do."""
         mine = {n: set(plan.restored) & set(plan.placement.hosted_by(n)) for n in plan.nodes}
-        each = (sum(self.busy_s[q] for q in some) for some in mine.values())
-        return len(plan.slices) * max(each, default=0.0)
+        count = {q: end - first for q in plan.restored for first, end in [plan.span(q.chain)]}
+        each = (sum(count[q] * self.busy_s[q] for q in some) for some in mine.values())
+        return max(each, default=0.0)
 
     def part_ends(self) -> list[Command]:
         assert self.beside is not None
@@ -163,7 +164,9 @@ class Job(Play):
     def restored(self, since: int = 0) -> list[tuple[set[str], list[int]]]:
         """Who, and which slices were replayed for them, of the recoveries from `since` on."""
         return [
-            (names(plan.restored), [s.number for s in plan.slices]) for plan in self.plans[since:]
+            (names(plan.restored), [s.number for s in plan.slices])
+            for plan in self.plans[since:]
+            if plan.slices or not plan.restored
         ]
 
 
@@ -222,7 +225,7 @@ def test_a_node_that_joins_brings_back_what_waited() -> None:
     job.seconds(3)
     epochs = {q: o.epoch for q, o in job.placement.owners.items()}
     job.comes("3")
-    job.seconds(6)
+    job.seconds(15)  # it catches up at 0.4 of its time
     assert (job.waiting, job.controller.comeback.state) == (set(), ComebackState.ABSENT)
     assert {str(q): o.node for q, o in job.placement.owners.items()} == {
         "a[0]": THIRD,
@@ -239,7 +242,7 @@ def test_what_was_missed_is_replayed_once_and_shown_late_in_order() -> None:
     job.seconds(3)
     begun = len(job.plans)
     job.comes("3")
-    job.seconds(6)
+    job.seconds(15)
     replayed = [n for _, some in job.restored(begun) for n in some]
     first = next(s.plan.number for s in reversed(job.slices) if s.plan.paused) + 1
     assert replayed == list(range(1, first))  # from the beginning, as nothing was in a cut
@@ -284,7 +287,7 @@ def test_blocking_waits_for_all_of_them() -> None:
     job.seconds(2)
     assert job.waiting == {"b", "c"}  # each would fit, but not both
     job.comes("9")
-    job.seconds(8)
+    job.seconds(80)
     assert job.waiting == set()
 
 
@@ -313,15 +316,16 @@ def test_where_chains_do_not_wait_for_each_other(settings: dict[str, Any]) -> No
 def test_a_loss_during_a_replay_keeps_what_others_have() -> None:
     job = short()
     job.seconds(5)
-    job.comes("3")  # the first part is done
+    job.comes("3")
+    job.seconds(5)  # a part is done
     at = job.controller.frontier[p("b")]
     had = {q: job.placement.owners[q] for q in (p("a"), p("b"))}
-    assert 1 < at < 9
+    assert 1 < at < job.controller.ledgers.newest_slice
     begun = len(job.plans)
     job.loses("c")
     assert {q: job.placement.owners[q] for q in had} == had
     assert "c" in job.waiting
-    job.seconds(12)
+    job.seconds(20)
     again = [n for restored, some in job.restored(begun) for n in some if "b[0]" in restored]
     assert again[0] == at  # it goes on, and does not begin again
     assert again == sorted(set(again))
@@ -341,7 +345,7 @@ def test_what_is_lost_during_its_replay_begins_again() -> None:
     assert p("b") not in job.placement.owners
     begun = len(job.plans)
     job.comes("4")
-    job.second()
+    job.seconds(2)
     assert job.placement.owners[p("b")].epoch > epoch
     assert job.restored(begun)[0][1][0] == 1
 
@@ -355,7 +359,7 @@ def test_a_replay_that_lacks_something_is_tried_again() -> None:
     assert kinds(again) == ["WriteHead", "RecoverPartitions"]
     assert job.placement.owners[p("b")].epoch > epoch
     job.done(again)
-    job.seconds(6)
+    job.seconds(15)
     assert job.waiting == set()
 
 
@@ -407,7 +411,7 @@ def test_all_nodes_gone_and_back_one_by_one() -> None:
     assert job.controller.phase is Phase.RUNNING
     assert len(job.waiting) in (1, 2)  # one query fits
     job.comes("4")
-    job.seconds(12)
+    job.seconds(60)
     assert job.waiting == set()
     assert {n for n, _ in job.late} <= set(range(4, 30))
 
@@ -447,7 +451,7 @@ def test_chains_begin_with_the_newest_cut_that_covers_them() -> None:
     plans = job.plans[begun:]
     assert {plan.cut for plan in plans} == {5}
     assert plans[0].files[p("b")] == ("b[0]@5",)
-    assert plans[0].slices[0].number == 6
+    assert [plan for plan in plans if plan.slices][0].slices[0].number == 6
 
 
 def test_a_torn_checkpoint_goes_to_the_cut_before() -> None:

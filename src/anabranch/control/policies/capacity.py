@@ -1,9 +1,11 @@
 """Which queries come back, and where, when the nodes that are left are not enough for all.
 
 A query comes back when all chains that it needs have their partitions placed; together they are
-chosen for the most priority that fits (001, section 5). Nodes are filled to `FILL`, which leaves
-room for making up for what was missed, unless there is room for all: then nobody waits. One query
-always runs, be it on a node that is too small for it.
+chosen for the most priority that fits (001, section 5). A slice runs wave after wave, each as long
+as its fullest node, and may take `FILL` of an interval, which leaves time for making up for what
+was missed; unless there is room for all: then nobody waits. One query always runs, be it on a node
+that is too small for it. The paper's planners know no waves: what can be placed of their plans is
+compared with what is chosen wave by wave.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from anabranch.planning.recovery.order import (
     plan_operator_centric,
     plan_progressive,
 )
-from anabranch.planning.recovery.placing import SLACK, Placing
+from anabranch.planning.recovery.placing import DIGITS, SLACK, Placing
 from anabranch.planning.recovery.queries import RecoveryProblem
 from anabranch.planning.recovery.solver import solve
 
@@ -90,8 +92,9 @@ def choose(
     `placed` are partitions with state on a living node, those of chains that wait included;
     `unplaced` those of chains that wait that have none. `blocking`: all or nothing. With `moves`,
     a partition that waits where there is no room for it gets another home, which is among `homes`
-    then; without, its queries wait for room there. Only "operator_centric" reads the `depths` of
-    chains. Sinks of source chains only, which need no chain, are always live.
+    then; without, its queries wait for room there. `depths`: the waves that chains run in; without
+    them, only nodes have a limit, as if there were one wave. Sinks of source chains only, which
+    need no chain, are always live.
     """
     if planner not in PLANNERS:
         raise ConfigError(f"there is no planner {planner!r}; there are {', '.join(PLANNERS)}")
@@ -145,6 +148,8 @@ def _best(short: Shortage, planner: str) -> Return:
     room = math.fsum(short.placing().rooms.values())
     fill = planner != "operator_centric"
     tried = [_placed(short, plan(problem, room).queries, fill) for plan in PLANNERS[planner]]
+    if planner == "exact" and short.depths and len(problem.queries) <= EXACT_MAX:
+        tried.append(_by_slice(short))
     placing, chains = min(tried, key=lambda found: _rank(short, *found))
     done = len(short.complete(chains))
     if done == len(short.waiting):
@@ -156,13 +161,13 @@ def _best(short: Shortage, planner: str) -> Return:
     return _result(short, placing, chains, short.fitting(placing, len(short.live)))
 
 
-def _rank(
-    short: Shortage, placing: Placing, chains: frozenset[str]
-) -> tuple[int, float, tuple[int, ...]]:
-    """Most priority, then least load, then the first queries."""
+def _rank(short: Shortage, placing: Placing, chains: frozenset[str]) -> tuple[object, ...]:
+    """Most priority, then the shortest slice, then least load, then waves that are alike, which
+    leaves work of all waves to nodes that come; then the first queries."""
     done = short.complete(chains)
     order = tuple(i for i, q in enumerate(short.waiting) if q in done)
-    return -sum(q.priority for q in done), round(placing.load, 9), order
+    sums = (round(x, DIGITS) for x in (placing.length, placing.load, placing.longest))
+    return -_priority(short, chains), *sums, order
 
 
 def _placed(short: Shortage, planned: Sequence[str], fill: bool) -> tuple[Placing, frozenset[str]]:
@@ -176,6 +181,44 @@ def _placed(short: Shortage, planned: Sequence[str], fill: bool) -> tuple[Placin
         if placing.place_whole(short.partitions(needs[query]), WAYS):
             chains |= needs[query]
     return placing, chains
+
+
+def _by_slice(short: Shortage) -> tuple[Placing, frozenset[str]]:
+    """Query by query, the next one that brings most priority for what a slice gets longer by."""
+    placing, chains, left = short.placing(), frozenset[str](), list(short.problem.queries)
+    while left:
+        found = []
+        for query in left:
+            then, among = placing.copy(), chains | short.needs[query]
+            if then.place_whole(short.partitions(among), WAYS):
+                found.append((query, among, then))
+        if not found:
+            break
+        before = placing, chains
+        _, chains, placing = min(found, key=lambda x: _worth(short, before, (x[2], x[1])))
+        left = [query for query, among, _ in found if not among <= chains]
+    return placing, chains
+
+
+def _worth(
+    short: Shortage,
+    before: tuple[Placing, frozenset[str]],
+    after: tuple[Placing, frozenset[str]],
+) -> tuple[float, ...]:
+    """Most priority for what a slice gets longer by, then for its load, then most priority, then
+    waves that are alike."""
+    (placing, chains), (then, among) = before, after
+    gain = _priority(short, among) - _priority(short, chains)
+    longer, load = then.length - placing.length, then.load - placing.load
+    return -_per(gain, longer), -_per(gain, load), -gain, round(then.longest, DIGITS)
+
+
+def _priority(short: Shortage, chains: frozenset[str]) -> int:
+    return sum(q.priority for q in short.complete(chains))
+
+
+def _per(gain: int, cost: float) -> float:
+    return round(gain / cost, DIGITS) if cost > SLACK else math.inf
 
 
 def _one(short: Shortage) -> Return:

@@ -11,7 +11,7 @@ from anabranch.errors import InvariantError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.plan import Query
 from anabranch.planning.recovery.order import CPU_CAP
-from anabranch.planning.recovery.placing import SLACK, How, Placing
+from anabranch.planning.recovery.placing import SLACK, UNKNOWN_DEPTH, How, Placing, Waves
 from anabranch.planning.recovery.queries import RecoveryProblem
 
 FILL = CPU_CAP  # share of a node that what comes back may fill
@@ -115,6 +115,19 @@ class Shortage:
         return {n: math.fsum(some) for n, some in taken.items()}
 
     @cached_property
+    def running_by_wave(self) -> Mapping[tuple[int, str], float]:
+        """The same for each wave, by its depth and the name of a node."""
+        taken: dict[tuple[int, str], list[float]] = {}
+        for partition, node in sorted(self.homes.items()):
+            if partition.chain not in self.down:
+                at = self.depth(partition.chain), str(node)
+                taken.setdefault(at, []).append(self.known.of(partition))
+        return {at: math.fsum(some) for at, some in taken.items()}
+
+    def depth(self, chain: str) -> int:
+        return self.depths.get(chain, UNKNOWN_DEPTH)
+
+    @cached_property
     def live_load(self) -> float:
         return math.fsum(self.running.values())
 
@@ -131,8 +144,11 @@ class Shortage:
         return not self.known.mean or self.demand <= self.capacity(FULL) + SLACK
 
     def placing(self, full: bool = False) -> Placing:
-        """Nothing that waits is placed yet; the nodes are filled up to FILL, or FULL."""
+        """Nothing that waits is placed yet; the nodes, and the time of a slice, are filled up to
+        FILL, or FULL."""
         share = FULL if full else FILL
+        depths = {name: self.depth(p.chain) for name, p in self.names.items()}
+        waves = Waves(depths, share - self.source_share, self.running_by_wave)
         rooms = {str(n): share - self.source_share - self.running[n] for n in self.nodes}
         return Placing(
             {n: max(0.0, room) for n, room in rooms.items()} if not full else rooms,
@@ -141,6 +157,7 @@ class Shortage:
             moves=self.moves,
             groups={name: p.chain for name, p in self.names.items()},
             hosts={str(n): host for n, host in self.hosts.items()},
+            waves=waves if self.depths else None,
         )
 
     @cached_property
@@ -183,8 +200,11 @@ class Shortage:
         return f"{self.live_load + placing.load:.2f} of {self.capacity(FILL):.2f}"
 
     def fitting(self, placing: Placing, number: int) -> str:
-        every = queries_of(len(self.queries))
-        return f"{number} of {every} fit on {self.on}: {self.taken(placing)}"
+        every, most = queries_of(len(self.queries)), self.capacity(FILL) / len(self.nodes)
+        waves = f", a slice takes {placing.length:.2f} of {most:.2f}"
+        several = self.depths and len(self.nodes) > 1  # else it is the same number again
+        said = self.taken(placing) + (waves if several else "")
+        return f"{number} of {every} fit on {self.on}: {said}"
 
 
 def queries_of(number: int) -> str:

@@ -125,7 +125,7 @@ class Exchange(Generic[R]):
             only: Collection[int] | None = None
             if recovery is not None:
                 only = {p.index for p in recovery.rebuilt if p.chain == edge.target}
-                if not only:
+                if not only or not recovery.takes(edge.target, output.slice):
                     continue
             cuts = self._job.cut(output.edges[edge.id], self._route_of(edge, nodes), only)
             for node, packets in enumerate(cuts):

@@ -301,9 +301,11 @@ class Host(Generic[R]):
         return replace(report, slice=plan.next_slice - 1, failures=(why, *report.failures))
 
     def _is_new(self, driver: str, version: int, part: int) -> bool:
-        """Is this recovery to be begun? Its later parts are for those who installed its first."""
+        """Is this recovery to be begun? Its later parts are for those who installed its first, and
+        have something to do."""
         if part > 0:
-            return driver == self._driver and self._recovery == (version, part - 1)
+            known, before = self._recovery
+            return driver == self._driver and known == version and part > before
         return driver != self._driver or (version, part) > self._recovery
 
     def _begin(self, request: RecoverRequest) -> None:
@@ -314,8 +316,8 @@ class Host(Generic[R]):
         if plan.part > 0:
             rebuilt = [self.partitions[p] for p in plan.restored if p in self.partitions]
             for partition in (*rebuilt, *self.shadows.values()):
-                partition.confirm(plan.first - 1, 0)
-            self._hand.inbox.drop(plan.first - 1)
+                partition.confirm(plan.span(partition.chain.name)[0] - 1, 0)
+            self._hand.inbox = Inbox()  # a part comes with all that it needs
         else:
             restore_s = self._install(request)
         self._hand.inbox.floor = plan.first
@@ -362,19 +364,22 @@ class Host(Generic[R]):
         return self._process.monotonic_s() - started
 
     def _rebuild(self, partition: Partition[R], request: RecoverRequest) -> Iterator[Sent[R]]:
-        is_own = partition.id in request.plan.restored
-        late = request.plan.late.get(partition.chain.name) if is_own else None
-        for plan in request.plan.slices:
+        recovery, chain = request.plan, partition.chain
+        late = recovery.late.get(chain.name) if partition.id in recovery.restored else None
+        for plan in recovery.slices:
+            takes = recovery.takes(chain.name, plan.number)
+            if not takes and not recovery.wants(chain, plan.number):
+                continue
             passed = plan.number < partition.next_slice and not partition.has_applied(plan.number)
-            if passed and not partition.chain.outputs:
+            if passed and not chain.outputs:
                 continue  # a recovery before this one came so far, and nobody waits for its output
             output = self._apply(partition, plan, plan.source_tasks)
             if output is None:
                 return
-            comes_late = late is not None and plan.number >= late
+            comes_late = takes and late is not None and plan.number >= late
             if comes_late and not self._stage(partition, output, late=True):
                 return
-            yield from self.exchange.route(partition, output, request.nodes, request.plan)
+            yield from self.exchange.route(partition, output, request.nodes, recovery)
 
     def _resend(self, pid: PartitionId, request: RecoverRequest) -> Iterator[Sent[R]]:
         """The backups of a healthy partition, for those that are rebuilt."""
@@ -382,6 +387,8 @@ class Host(Generic[R]):
         if partition is None:
             return
         for plan in request.plan.slices:
+            if not request.plan.wants(partition.chain, plan.number):
+                continue
             output = partition.outputs.get(plan.number)
             if output is None:
                 self._notes.incomplete[pid] = f"it has no backup of slice {plan.number}"

@@ -174,7 +174,8 @@ def run_replay_task(job: Job[R], request: ReplayRequest, task: int) -> list[Parc
             share = _logged(job, slice_plan, logged_by) or NOTHING
             replayed[(number, logged_by)] = share.facts["rows"]
             addressed = (request.generation, nodes, plan.placement)
-            cuts = _cut(job, *addressed, number, logged_by, share, plan.rebuilt)
+            rebuilt = frozenset(p for p in plan.rebuilt if plan.takes(p.chain, number))
+            cuts = _cut(job, *addressed, number, logged_by, share, rebuilt)
             for mine, more in zip(bundles, cuts, strict=True):
                 mine += more
     except AnabranchError as e:
