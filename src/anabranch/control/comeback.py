@@ -5,14 +5,13 @@ every partition of a chain takes rows from all of those above. Slices go on with
 queries that lost nothing. Source tasks log all rows as ever, so what a waiting chain misses is
 there when it comes back: from the newest cut that covers it, by a replay of the slices since then,
 with the time each of them had. That is the recovery of rebuild.py, in parts. The first one installs
-partitions, between two slices; later ones go on beside slices, which do not wait for them; what is
-left in the end is made up for between two slices again. Once a chain has made up for the newest
-slice, it is in the next one.
+partitions, between two slices; later ones go on beside slices, which do not wait for them. What is
+left of a chain in the end is made up for between two slices again; it is in the next one.
 
 Which chains come back, and where, is up to policies/capacity.py, asked again with every loss, every
-node that joins and everything that has come back. Chains with the same cut come back together,
-those with the newest cut first: they have the least to make up for, and what is above a chain is
-covered by whatever covers it.
+node that joins and everything that has come back. Chains with the same cut begin together, those
+with the newest cut first: what is above a chain is covered by every cut that covers it. Others join
+them, between two parts, and each goes at the pace of its nodes.
 
 Partitions that were not lost keep what they have. Nothing is decided here but what can be read off
 the ledgers: which chains lack slices, which partitions have an owner, how far these are. So a
@@ -29,9 +28,10 @@ from enum import Enum, auto
 from anabranch.control import verdict
 from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
+from anabranch.control.pace import Pace
 from anabranch.control.policies.capacity import Return, choose
 from anabranch.control.rebuild import Rebuild
-from anabranch.control.returning import SHARED, Group, Returning
+from anabranch.control.returning import Group, Returning
 from anabranch.control.settings import ControlConfig, Past
 from anabranch.control.story import Machine, Story
 from anabranch.control.tries import Tries
@@ -53,8 +53,6 @@ from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
 
 LOOK_AGAIN = 10  # slices later, what partitions cost may be another
-IN_VAIN = 5  # parts beside slices after which no less is left: they get more time
-MOST = 2.0  # of an interval: so long slices wait for a part on their nodes at most
 
 
 class ComebackState(Enum):
@@ -67,25 +65,18 @@ class ComebackState(Enum):
     BETWEEN = auto()  # two parts
 
 
+_DONE = frozenset({ComebackState.WAITING, ComebackState.BETWEEN, ComebackState.ABSENT})
 LEGAL = {
     ComebackState.ABSENT: frozenset({ComebackState.WAITING}),
-    ComebackState.WAITING: frozenset(
-        {ComebackState.WAITING, ComebackState.REPLAYING, ComebackState.ABSENT}
-    ),
-    ComebackState.REPLAYING: frozenset(
-        {ComebackState.WAITING, ComebackState.BETWEEN, ComebackState.ABSENT}
-    ),
-    ComebackState.BESIDE: frozenset(
-        {ComebackState.WAITING, ComebackState.BETWEEN, ComebackState.ABSENT}
-    ),
-    ComebackState.BETWEEN: frozenset(
-        {ComebackState.WAITING, ComebackState.REPLAYING, ComebackState.BESIDE}
-    ),
+    ComebackState.WAITING: _DONE - {ComebackState.BETWEEN} | {ComebackState.REPLAYING},
+    ComebackState.REPLAYING: _DONE,
+    ComebackState.BESIDE: _DONE,
+    ComebackState.BETWEEN: frozenset(ComebackState) - {ComebackState.ABSENT, ComebackState.BETWEEN},
 }
 
 
 class Comeback(Machine[ComebackState]):
-    """One group of chains at a time; a loss on the way keeps what others have."""
+    """A loss on the way keeps what others have."""
 
     def __init__(
         self,
@@ -112,10 +103,7 @@ class Comeback(Machine[ComebackState]):
         self._look_at: int | None = None  # slice at which to choose again; None: at once
         self._rested = True  # has a slice run since the part before?
         self._tries = Tries()  # since it came further than ever
-        self._furthest: dict[str, int] = {}  # the slice that a chain came to, however often
-        self._least = math.inf  # rows that were left to replay, and the parts since that was so
-        self._vain = 0
-        self._share = SHARED  # of an interval, that parts get of nodes that have a part in slices
+        self._pace = Pace(config.slice_interval_ms)
 
     @property
     def absent(self) -> bool:
@@ -181,9 +169,7 @@ class Comeback(Machine[ComebackState]):
         if self._returning.all_need_older_layout:
             return False
         blocking = self._config.recovery == "blocking"
-        return bool(past.behind) or (
-            not blocking and self._returning.is_short(self._nodes, placement)
-        )
+        return bool(past.behind) or (not blocking and self.is_short(placement))
 
     def _begun_with(self, past: Past) -> Placement:
         """A placement without owners."""
@@ -206,18 +192,14 @@ class Comeback(Machine[ComebackState]):
         ledgers, owners = self._ledgers, self._ledgers.owners
         there, placement = set(owners.nodes), owners.placement
         abandoned = self._rebuild.give_up()
-        partitions = {
-            *partitions,
-            *(p for p, o in placement.owners.items() if o.node not in there),
-        }
+        partitions = {*partitions} | {p for p, o in placement.owners.items() if o.node not in there}
         told = partitions or abandoned or cause.concerns_nodes
         in_hand = self.state in (ComebackState.REPLAYING, ComebackState.BESIDE)
         if not (told or self.replaying or set(placement.nodes) - there):
             return []
         if in_hand and not self._tries.may_go_on(partitions):
             return [FailRun(self._tries.lost_too_often(partitions))]
-        hit = {p.chain for p in partitions} | {p.chain for p in abandoned}
-        ledgers.behind.pause(hit, ledgers.slices.next_slice)
+        ledgers.behind.pause({p.chain for p in partitions | abandoned}, ledgers.slices.next_slice)
         begun = self.running.restored if in_hand and self.running else abandoned
         self._ahead = frozenset(p for p in (self._ahead | begun) if p not in partitions)
         left = {p: o for p, o in placement.owners.items() if p not in partitions}
@@ -248,8 +230,9 @@ class Comeback(Machine[ComebackState]):
             return []
         return self._begin(Cause.NODES_CAME)
 
-    def slice_ran(self) -> None:
+    def slice_ran(self, began_ms: int) -> None:
         self._rested = True
+        self._pace.slice_ran(began_ms)
 
     def step(self, now_ms: int, began_ms: int) -> list[Command]:
         """The next part: of chains that are near the newest slice, and slices wait for them (the
@@ -327,7 +310,7 @@ class Comeback(Machine[ComebackState]):
         self._ahead, self._anew = (self._ahead - anew) | group.going_on, anew
         if group.chains < choice.chains:
             self._look_at = None  # the others begin with another cut
-        self._least, self._vain, self._share = math.inf, 0, SHARED
+        self._pace.begin()
         begin = (group.cut.slice if group.cut else 0) + 1
         owners.use(placement, anew, begin)
         ledgers.layouts.used(placement)
@@ -335,7 +318,7 @@ class Comeback(Machine[ComebackState]):
         ledgers.backups.begin(anew, begin)
         self.coming |= group.chains
         plan = self._returning.beginning(self.coming, group.cut, placement)
-        near = self._returning.near(plan, self.coming, 0)
+        near = self._returning.near(plan, self.coming, self._pace.least_s)
         if near.keys() == self.coming:  # at once
             plan = self._returning.replaying(plan, near, more=False)
         self.running = replace(plan, cause=cause)
@@ -345,19 +328,17 @@ class Comeback(Machine[ComebackState]):
 
     def _next_part(self, left_ms: float) -> list[Command]:
         before, returning = self.expected(), self._returning
-        near = returning.near(before, self.coming, left_ms)
+        near = returning.near(before, self.coming, max(left_ms / 1000, self._pace.least_s))
         if near:
             more = near.keys() != self.coming
             self.running = returning.part(before, near, more)
             return self._replay([], ", ".join(sorted(near)))
-        rows = returning.rows_left(self.coming, before.placement)
-        self._least, self._vain = (rows, 0) if rows < self._least else (self._least, self._vain + 1)
-        if self._vain > IN_VAIN:  # its nodes are too full for it
-            self._vain, self._share = 0, min(MOST, 2 * self._share)
-        nobody_waits = self._ledgers.behind.chains >= self._plan.above.keys()
-        spans = returning.spans(before, self.coming, math.inf if self.stops else self._share)
+        self._pace.left(returning.rows_left(self.coming, before.placement))
+        shared_s = math.inf if self.stops else self._pace.shared_s
+        spans = returning.spans(before, self.coming, shared_s)
         self.running = returning.part(before, spans, more=True)
-        if self.stops or (nobody_waits and self._share >= MOST):
+        none_live = self._ledgers.behind.chains >= self._plan.above.keys()
+        if self.stops or (none_live and self._pace.is_highest):
             return self._replay([])
         self._to(ComebackState.BESIDE)
         return [CatchUp(self.running)]
@@ -391,14 +372,13 @@ class Comeback(Machine[ComebackState]):
             mine = [p for p in plan.restored if p.chain == chain]
             ledgers.owners.advance(reports, plan.span(chain)[1], mine, self._ahead)
         ends = {c: plan.span(c)[1] for c in plan.chains_restored}
-        if any(end > self._furthest.get(c, 0) for c, end in ends.items()):
+        if self._pace.came_to(ends):
             self._tries.progress()  # else the nodes were told, and that is all
-            self._furthest |= {c: max(e, self._furthest.get(c, 0)) for c, e in ends.items()}
         commands = made_up(self._plan, ledgers, plan, reports)
         back = self.coming - ledgers.behind.chains
         self.coming -= back
         self._ahead = frozenset(p for p in self._ahead if p.chain not in back)
-        self._furthest = {c: n for c, n in self._furthest.items() if c not in back}
+        self._pace.back(back)
         if back or not self.coming:
             self._look_at = None  # for more there may be room now
         if self.coming:
@@ -414,7 +394,5 @@ class Comeback(Machine[ComebackState]):
     def expected(self) -> RecoveryPlan:
         """What the nodes are at, or were at last."""
         if self.running is None:
-            raise InvariantError(
-                "a recovery was reported while none was running", machine=self.name
-            )
+            raise InvariantError("a recovery was reported while none ran", machine=self.name)
         return self.running

@@ -320,7 +320,7 @@ class Controller:
             self.schedule.interrupt(logged)
             return self._on_lacking(plan.number, event)
         self.rebuild.tries.progress()
-        self.comeback.slice_ran()
+        self.comeback.slice_ran(self.schedule.began_ms)
         commands = self.schedule.happened(plan, event)
         placement, took = self.ledgers.owners.placement, (self.schedule.began_ms, event.now_ms)
         choice = self.ledgers.backups.choose(event.reports, plan, placement, *took)

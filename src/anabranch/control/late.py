@@ -45,6 +45,7 @@ def made_up(
         ended = any(ends[c] == number + 1 for c in chains)
         if mine or ended or any(record.staged.get(s) for s in shown):
             commands += [WriteLate(late), ExposeLate(record, shown, mine)]
-    # Also where nothing was lacking but the state.
-    behind.return_to_slices(c for c, end in ends.items() if end > newest)
+    # Also where nothing was lacking but the state; unless a chain above them still waits.
+    there = {c for c, end in ends.items() if end > newest}
+    behind.return_to_slices([c for c in there if not (plan.above[c] & behind.chains) - there])
     return commands

@@ -23,9 +23,7 @@ from anabranch.model.recovery import RecoveryPlan, Span
 from anabranch.model.slices import Cut
 
 FIRST_PART = 8  # slices, before it is known how long one takes
-# For how long a part keeps a node, in slice intervals: one that has a part in slices, too, which
-# may wait for it; and one that has not: no longer than what joins may wait.
-SHARED, ALONE = 0.3, 4.0
+ALONE = 4.0  # intervals that a part keeps a node that has no part in slices: joins may wait for it
 MAX_PART_SLICES = 64
 
 
@@ -140,8 +138,8 @@ class Returning:
     def beginning(
         self, coming: frozenset[str], cut: Cut | None, placement: Placement
     ) -> RecoveryPlan:
-        """Whoever of these chains is to have state gets it. Who sends, and who is needed as a
-        shadow, is said; nothing is replayed yet."""
+        """Partitions of these chains that are to have state get it. Who sends, and who is needed
+        as a shadow, is said; nothing is replayed yet."""
         ledgers = self._ledgers
         spans = {c: (at, at) for c in sorted(coming) for at in [self.at(c, placement)]}
         first = min((at for at, _ in spans.values()), default=ledgers.slices.next_slice)
@@ -197,14 +195,14 @@ class Returning:
     # -- how much there is time for --------------------------------------------------------------
 
     def spans(
-        self, before: RecoveryPlan, coming: Collection[str], share: float
+        self, before: RecoveryPlan, coming: Collection[str], shared_s: float
     ) -> Mapping[str, Span]:
         """What there is time for on every node, one slice of each chain at least. A node that has a
-        part in slices gives `share` of an interval. Shadows go through all slices: with them, the
-        chains that are ahead wait for the others."""
+        part in slices gives `shared_s`. Shadows go through all slices: with them, the chains that
+        are ahead wait for the others."""
         work = self._work(before.placement, coming)
         starts = {c: self.at(c, before.placement) for c in work.order}
-        budgets = self._budgets(before.placement, share)
+        budgets = self._budgets(before.placement, shared_s)
         ends, used = dict(starts), Counter[NodeId]()
         for turn in range(MAX_PART_SLICES if work.known else FIRST_PART):
             at = min(ends.values()) if before.shadows else None
@@ -218,18 +216,17 @@ class Returning:
                 break
             used.update(work.costs({c: (ends[c], ends[c] + 1) for c in takes}))
             ends |= {c: ends[c] + 1 for c in takes}
-        # Whoever has nothing to do, and is not needed by others, is left alone.
+        # Chains that have nothing to do, and are not needed by others, are left alone.
         some = {c for c in work.order if starts[c] < ends[c]}
         some |= {u for c in some for u in work.above[c]}
         return {c: (starts[c], ends[c]) for c in sorted(some)}
 
     def near(
-        self, before: RecoveryPlan, coming: Collection[str], left_ms: float
+        self, before: RecoveryPlan, coming: Collection[str], limit_s: float
     ) -> Mapping[str, Span]:
-        """Chains that have so little left to make up for that slices may wait for it: they are not
-        kept from what else there is to do for longer than that."""
+        """Chains that have so little left to make up for that slices may wait for it: no node needs
+        longer than this for it."""
         placement, found = before.placement, set(coming)
-        limit_s = max(left_ms, SHARED * self._interval_ms) / 1000
         while found:
             work = self._work(placement, found)
             spans = {c: (self.at(c, placement), work.end) for c in work.order}
@@ -266,13 +263,11 @@ class Returning:
         of_others = {o.node for p, o in placement.owners.items() if p.chain not in coming}
         return frozenset(o.node for o in placement.owners.values()) - of_others
 
-    def _budgets(self, placement: Placement, share: float) -> Mapping[NodeId, float]:
+    def _budgets(self, placement: Placement, shared_s: float) -> Mapping[NodeId, float]:
         """Seconds."""
         alone = self.alone(self._ledgers.behind.chains, placement)
-        return {
-            n: self._interval_ms / 1000 * (max(ALONE, share) if n in alone else share)
-            for n in placement.nodes
-        }
+        alone_s = max(ALONE * self._interval_ms / 1000, shared_s)
+        return {n: alone_s if n in alone else shared_s for n in placement.nodes}
 
     def _work(self, placement: Placement, coming: Collection[str]) -> _Work:
         ledgers, chains = self._ledgers, self._plan.by_name

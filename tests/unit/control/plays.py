@@ -173,7 +173,7 @@ class Play:
             replace(
                 r,
                 partitions={
-                    p: replace(x, next_slice=max(plan.next_slice, frontier[p]))
+                    p: replace(x, next_slice=max(plan.span(p.chain)[1], frontier[p]))
                     for p, x in r.partitions.items()
                     if p in plan.restored
                 },

@@ -221,7 +221,7 @@ def test_they_end_with_a_checkpoint_of_everything() -> None:
 
 def test_a_checkpoint_that_chains_miss_ends_nothing() -> None:
     """Three nodes for queries that fill most of one each; two are lost, and c waits for one."""
-    costs = {PartitionId("a", 0): 0.3, PartitionId("b", 0): 0.3, PartitionId("c", 0): 0.6}
+    costs = {PartitionId("a", 0): 0.3, PartitionId("b", 0): 0.25, PartitionId("c", 0): 0.6}
     play = Play(
         Past(costs=Costs(costs, 1.0)),
         plan=apart(),

@@ -13,6 +13,7 @@ from store_plants import PLANTS
 from anabranch.control import comeback as comeback_module
 from anabranch.control import rebuild as rebuild_module
 from anabranch.control import returning as returning_module
+from anabranch.control.comeback import Comeback
 from anabranch.control.controller import Controller
 from anabranch.control.ledgers.backups import BackupLedger
 from anabranch.control.ledgers.behind import BehindLedger
@@ -22,8 +23,10 @@ from anabranch.control.returning import Returning
 from anabranch.control.settings import Past
 from anabranch.driver import showing
 from anabranch.model.commands import Command, ExposeLate, NoteBackups, TrimStorage, WriteLate
-from anabranch.model.ids import PartitionId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Placement
+from anabranch.model.plan import Plan
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.model.reports import CheckpointWritten, Staged
 from anabranch.model.slices import Cut, Late, SlicePlan, SliceRecord
 from anabranch.node.protocol.host import Host
@@ -122,12 +125,16 @@ def patch_made_up(
         patch.setattr(module, "made_up", lambda *args, real=real: change(real(*args)))
 
 
+def patch_replaying(
+    patch: pytest.MonkeyPatch, change: Callable[[RecoveryPlan], RecoveryPlan]
+) -> None:
+    real = Returning.replaying
+    patch.setattr(Returning, "replaying", lambda *args, **more: change(real(*args, **more)))
+
+
 @plant
 def late_rows_not_staged(patch: pytest.MonkeyPatch) -> None:
-    real = Returning._cut_short
-    patch.setattr(
-        Returning, "_cut_short", lambda self, plan, count: replace(real(self, plan, count), late={})
-    )
+    patch_replaying(patch, lambda plan: replace(plan, late={}))
 
 
 @plant
@@ -176,15 +183,11 @@ def late_files_take_the_place_of_those_in_time(patch: pytest.MonkeyPatch) -> Non
 
 @plant
 def late_slices_under_the_newest_watermark(patch: pytest.MonkeyPatch) -> None:
-    real = returning_module.plan_recovery
-
-    def plan_recovery(*args: Any) -> Any:
-        plan = real(*args)
+    def timed(plan: RecoveryPlan) -> RecoveryPlan:
         mark = plan.slices[-1].watermark_us if plan.slices else None
-        slices = tuple(replace(s, watermark_us=mark) for s in plan.slices)
-        return replace(plan, slices=slices)
+        return replace(plan, slices=tuple(replace(s, watermark_us=mark) for s in plan.slices))
 
-    patch.setattr(returning_module, "plan_recovery", plan_recovery)
+    patch_replaying(patch, timed)
 
 
 @plant
@@ -205,17 +208,72 @@ def chains_that_lost_nothing_wait_too(patch: pytest.MonkeyPatch) -> None:
         real(self, self._plan.above if list(chains) else (), next_slice)
 
     patch.setattr(BehindLedger, "pause", pause)
+    patch.setattr(BehindLedger, "return_to_slices", lambda self, chains: None)  # not at once
+
+
+@plant
+def chain_goes_on_though_one_above_it_waits(patch: pytest.MonkeyPatch) -> None:
+    """It lost nothing itself."""
+    for module in (comeback_module, rebuild_module):
+        real = module.made_up
+
+        def made_up(plan: Plan, ledgers: Any, done: RecoveryPlan, *args: Any, real: Any = real):
+            commands = real(plan, ledgers, done, *args)
+            newest = ledgers.newest_slice
+            at = [c for c in done.chains_restored if done.span(c)[1] > newest]
+            ledgers.behind.return_to_slices(at)
+            return commands
+
+        patch.setattr(module, "made_up", made_up)
 
 
 @plant
 def a_part_ends_the_comeback(patch: pytest.MonkeyPatch) -> None:
     """Chains take part in slices again after the first part of their replay."""
-    real = Returning._cut_short
+    for module in (comeback_module, rebuild_module):
+        real = module.made_up
 
-    def cut_short(self: Returning, plan: Any, count: int) -> Any:
-        return replace(real(self, plan, count), more=False)
+        def made_up(plan: Plan, ledgers: Any, done: RecoveryPlan, *args: Any, real: Any = real):
+            commands = real(plan, ledgers, done, *args)
+            ledgers.behind.return_to_slices(done.chains_restored if done.slices else ())
+            return commands
 
-    patch.setattr(Returning, "_cut_short", cut_short)
+        patch.setattr(module, "made_up", made_up)
+
+
+@plant
+def chain_gets_further_than_those_above(patch: pytest.MonkeyPatch) -> None:
+    real = returning_module._Work.next
+
+    def next_(self: Any, *args: Any) -> Any:
+        return real(replace(self, above=dict.fromkeys(self.order, ())), *args)
+
+    patch.setattr(returning_module._Work, "next", next_)
+
+
+@plant
+def chains_replay_what_others_replay(patch: pytest.MonkeyPatch) -> None:
+    """Of those that are not as far as each other."""
+    patch.setattr(RecoveryPlan, "takes", lambda self, chain, number: True)
+
+
+@plant
+def node_that_others_need_left_out(patch: pytest.MonkeyPatch) -> None:
+    """It has more than what comes back."""
+
+    def busy(self: Comeback) -> frozenset[NodeId]:
+        placement = self._ledgers.owners.in_force
+        nodes = placement.nodes if placement is not None and self.coming else ()
+        return frozenset(nodes[1:])
+
+    patch.setattr(Comeback, "busy", property(busy))
+
+
+@plant
+def chain_that_others_need_goes_on_without_them(patch: pytest.MonkeyPatch) -> None:
+    """… and what they need of it is let go of."""
+    patch.setattr(Returning, "_serves", lambda *args: True)
+    patch.setattr(BackupLedger, "covers", lambda *args: True)
 
 
 @plant
