@@ -103,7 +103,8 @@ class Returning:
             if not more:
                 break
             anew |= more
-        going_on = frozenset(p for c in mine for p in every[c]) - anew
+        begun_again = mine | {p.chain for p in anew}
+        going_on = frozenset(p for c in begun_again for p in every[c]) - anew
         return Group(mine, cut, going_on, frozenset(anew))
 
     def _begins(
