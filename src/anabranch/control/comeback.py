@@ -285,7 +285,7 @@ class Comeback(Machine[ComebackState]):
         if not self._nodes:
             return [AwaitNodes()]
         choice = choice or self._choose()
-        group = self._returning.group(choice.chains, choice.homes, self.coming)
+        group = self._returning.group(choice.chains, choice.homes, self.coming, self._ahead)
         if self._returning.needs_older_layout(group.chains):
             return self._all_at_once(cause)
         return self._install(group, choice, cause)
@@ -331,12 +331,12 @@ class Comeback(Machine[ComebackState]):
         near = returning.near(before, self.coming, max(left_ms / 1000, self._pace.least_s))
         if near:
             more = near.keys() != self.coming
-            self.running = returning.part(before, near, more)
+            self.running = returning.part(before, self.coming, near, more)
             return self._replay([], ", ".join(sorted(near)))
         self._pace.left(returning.rows_left(self.coming, before.placement))
         shared_s = math.inf if self.stops else self._pace.shared_s
         spans = returning.spans(before, self.coming, shared_s)
-        self.running = returning.part(before, spans, more=True)
+        self.running = returning.part(before, self.coming, spans, more=True)
         none_live = self._ledgers.behind.chains >= self._plan.above.keys()
         if self.stops or (none_live and self._pace.is_highest):
             return self._replay([])
@@ -368,10 +368,11 @@ class Comeback(Machine[ComebackState]):
             error = ledgers.slices.refuse_incomplete(plan.slices, reports)
         if error is not None:
             return [FailRun(error)]
-        for chain in sorted(plan.chains_restored):
+        ends = {c: plan.span(c)[1] for c in sorted(plan.chains_restored)}
+        for chain, end in ends.items():
             mine = [p for p in plan.restored if p.chain == chain]
-            ledgers.owners.advance(reports, plan.span(chain)[1], mine, self._ahead)
-        ends = {c: plan.span(c)[1] for c in plan.chains_restored}
+            further = {p for p in mine if ledgers.owners.frontier[p] > end}
+            ledgers.owners.advance(reports, end, mine, self._ahead | further)
         if self._pace.came_to(ends):
             self._tries.progress()  # else the nodes were told, and that is all
         commands = made_up(self._plan, ledgers, plan, reports)

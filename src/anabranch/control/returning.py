@@ -80,10 +80,12 @@ class Returning:
         chains: frozenset[str],
         homes: Collection[PartitionId],
         coming: frozenset[str] = frozenset(),
+        ahead: frozenset[PartitionId] = frozenset(),
     ) -> Group:
         """Of chains that are to come back, beside those that do, the first group: those with the
         newest cut. Partitions that get other `homes` leave behind what they have; others keep it,
-        if they can repeat what is needed of them again."""
+        if they can repeat what is needed of them again. Of some it is not known how far they are:
+        they may be `ahead`."""
         placement = self._ledgers.owners.placement
         cuts = {c: self._ledgers.checkpoints.covering(c) for c in sorted(chains)}
         cut = max(cuts.values(), key=_slice_of, default=None)
@@ -98,13 +100,12 @@ class Returning:
                 p
                 for c, some in every.items()
                 for p in some
-                if p not in anew and not self._can_repeat(p, c, begins, placement)
+                if p not in anew and not self._can_repeat(p, begins, placement, ahead)
             }
             if not more:
                 break
             anew |= more
-        begun_again = mine | {p.chain for p in anew}
-        going_on = frozenset(p for c in begun_again for p in every[c]) - anew
+        going_on = frozenset(p for c in mine for p in every[c]) - anew
         return Group(mine, cut, going_on, frozenset(anew))
 
     def _begins(
@@ -114,17 +115,19 @@ class Returning:
         return min(cut + 1 if p in anew else frontier[p] for p in partitions)
 
     def _can_repeat(
-        self, partition: PartitionId, chain: str, begins: Mapping[str, int], placement: Placement
+        self,
+        partition: PartitionId,
+        begins: Mapping[str, int],
+        placement: Placement,
+        ahead: Collection[PartitionId],
     ) -> bool:
         """Has it kept whatever its own chain, and those right below, may need of it?"""
+        chain = partition.chain
         if chain in self._last:
             return True
         below = {e.target for e in self._plan.by_name[chain].outputs} & begins.keys()
         first = min(begins[c] for c in (chain, *below))
-        return self._repeats(partition, first, placement)
-
-    def _repeats(self, partition: PartitionId, first: int, placement: Placement) -> bool:
-        if self._ledgers.owners.frontier[partition] <= first:
+        if self._ledgers.owners.frontier[partition] <= first and partition not in ahead:
             return True
         return self._ledgers.backups.covers(partition, first, placement)
 
@@ -156,8 +159,14 @@ class Returning:
         )
         return self.replaying(replace(planned, slices=()), spans, more=True)
 
-    def part(self, before: RecoveryPlan, spans: Mapping[str, Span], more: bool) -> RecoveryPlan:
-        """The next one: these chains replay what `spans` says."""
+    def part(
+        self,
+        before: RecoveryPlan,
+        coming: Collection[str],
+        spans: Mapping[str, Span],
+        more: bool,
+    ) -> RecoveryPlan:
+        """The next one: these chains, of those that come back, replay what `spans` says."""
         restored = frozenset(p for p in before.placement.owners if p.chain in spans)
         rebuilt = spans.keys() | {p.chain for p in before.shadows}
         sources = {e.source for c in rebuilt for e in self._plan.by_name[c].inputs}
@@ -168,9 +177,17 @@ class Returning:
             restored=restored,
             senders=senders - restored - before.shadows,
             reads_log=any(self._plan.by_name[c].is_source for c in sources),
+            kept=self._needed_below(coming, before.placement),
         )
         shadows_at = before.next_slice if before.shadows else None
         return self.replaying(after, spans, more, shadows_at)
+
+    def _needed_below(self, coming: Collection[str], placement: Placement) -> Mapping[str, int]:
+        """Per chain that comes back, the first slice that those right below it have to make up."""
+        below = {c: {e.target for e in self._plan.by_name[c].outputs} & set(coming) for c in coming}
+        return {
+            c: min(self.at(b, placement) for b in sorted(some)) for c, some in below.items() if some
+        }
 
     def replaying(
         self,

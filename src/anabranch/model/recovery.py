@@ -66,6 +66,8 @@ class RecoveryPlan:
     # Chains that are not as far as each other: the first slice that each replays, and the one after
     # the last. Others replay all of `slices`.
     spans: Mapping[str, Span] = field(default_factory=dict)
+    # Of chains that are ahead of others below them: from which slice on these need their output.
+    kept: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def adjusts(self) -> bool:
@@ -92,6 +94,10 @@ class RecoveryPlan:
         """Does it replay this slice?"""
         first, end = self.span(chain)
         return first <= number < end
+
+    def confirmed(self, chain: str) -> int:
+        """The newest slice of which nobody needs its output."""
+        return min(self.span(chain)[0], self.kept.get(chain, self.next_slice)) - 1
 
     def wants(self, chain: Chain, number: int) -> bool:
         """Does anything that is rebuilt need its output of this slice?"""

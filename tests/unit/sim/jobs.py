@@ -93,7 +93,29 @@ WAITING = (
     "chains_that_lost_nothing_wait_too",
     "a_part_ends_the_comeback",
     "cut_of_a_waiting_chain_dropped",
+    "chain_gets_further_than_those_above",
+    "chain_that_others_need_goes_on_without_them",
+    "chains_replay_what_others_replay",
+    "node_that_others_need_left_out",
 )
+
+
+def crowded(job: Workload, row_s: float = 0.01) -> Workload:
+    """Rows keep nodes busy, as those of `fork`."""
+    return replace(job, config=replace(job.config, slice_interval_ms=20), row_s=row_s)
+
+
+# Chains wait and come back in most of their runs, when most nodes are lost.
+SHORT = {
+    "all back up": fork(),
+    "one backs up": fork(backups=["a"]),
+    "none backs up": fork(backups=[]),
+    "few checkpoints": fork(backups=[], interval_ms=100),
+    "twice the work": crowded(fork(backups=[]), 0.02),
+    "from the second loss on": adapting(fork()),
+    "a line": crowded(line("a", "b", "c")),
+    "a line without backups": crowded(line("a", "b", "c", backups=[])),
+}
 
 ADAPTIVE = ("adaptive_backups_off_too_early", "backups_taken_as_kept_from_before_they_began")
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from jobs import CRASHES, DIRECTED, copied, digest, line, run
+from jobs import CRASHES, DIRECTED, MOST, SHORT, copied, digest, line, run
 from plants import PLANTS
 from typer.testing import CliRunner
 
@@ -49,6 +49,22 @@ def test_copies_take_over_and_nothing_is_lost(job: Workload) -> None:
     assert counts["promoted"] > 5
 
 
+@pytest.mark.parametrize("name", SHORT)
+def test_most_nodes_die_and_chains_wait(name: str) -> None:
+    for seed in range(300 if LONG else 12):
+        outcome = run(seed, SHORT[name], MOST)
+        told = "\n".join((f"seed {seed}: {outcome.violation}", *outcome.story))
+        assert outcome.violation is None, told
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("none backs up", 89), ("from the second loss on", 79), ("twice the work", 86)],
+)
+def test_chains_that_failed_to_come_back_once(name: str, seed: int) -> None:
+    assert run(seed, SHORT[name], MOST).violation is None
+
+
 def test_a_node_lost_between_two_stages_of_a_rebuild() -> None:
     """What is healthy then is where the first stage ends, and stays there while it is repeated."""
     outcome = run(17, *DIRECTED["older_cut_replayed_under_the_newer_layout"])
@@ -67,7 +83,7 @@ def test_a_seed_decides_everything_in_every_process() -> None:
     salt = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     path = os.pathsep.join(p for p in sys.path if p)
     ran = subprocess.run(
-        [sys.executable, "-c", "from jobs import digest; print(digest(range(4)))"],
+        [sys.executable, "-c", "from jobs import MOST, SHORT, digest; print(digest(range(4)))"],
         env=os.environ | {"PYTHONHASHSEED": salt, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -316,7 +316,7 @@ class Host(Generic[R]):
         if plan.part > 0:
             rebuilt = [self.partitions[p] for p in plan.restored if p in self.partitions]
             for partition in (*rebuilt, *self.shadows.values()):
-                partition.confirm(plan.span(partition.chain.name)[0] - 1, 0)
+                partition.confirm(plan.confirmed(partition.chain.name), 0)
             self._hand.inbox = Inbox()  # a part comes with all that it needs
         else:
             restore_s = self._install(request)
@@ -371,7 +371,7 @@ class Host(Generic[R]):
             if not takes and not recovery.wants(chain, plan.number):
                 continue
             passed = plan.number < partition.next_slice and not partition.has_applied(plan.number)
-            if passed and not chain.outputs:
+            if passed and not recovery.wants(chain, plan.number):
                 continue  # a recovery before this one came so far, and nobody waits for its output
             output = self._apply(partition, plan, plan.source_tasks)
             if output is None:
