@@ -193,6 +193,8 @@ class Comeback(Machine[ComebackState]):
         there, placement = set(owners.nodes), owners.placement
         abandoned = self._rebuild.give_up()
         partitions = {*partitions} | {p for p, o in placement.owners.items() if o.node not in there}
+        back = self._plan.going_back(p.chain for p in (*partitions, *abandoned))
+        partitions |= {p for p in placement.owners if p.chain in back}
         told = partitions or abandoned or cause.concerns_nodes
         in_hand = self.state in (ComebackState.REPLAYING, ComebackState.BESIDE)
         if not (told or self.replaying or set(placement.nodes) - there):
@@ -215,11 +217,13 @@ class Comeback(Machine[ComebackState]):
         if not plan.cut:
             return [FailRun(error)]
         checkpoints.fall_back(plan.cut)
-        cuts = [checkpoints.covering(c) for c in plan.chains_restored]
+        cuts = (checkpoints.covering(c) for c in plan.chains_restored)
         if not all(self._ledgers.slices.reaches(c.slice if c else 0) for c in cuts):
             return [FailRun(error)]
         # What was to be restored has no state; of shadows, later files would be of no use.
-        return self.lost(plan.shadows | self._anew, Cause.CHECKPOINT_TORN)
+        begun = {p for p, n in self._ledgers.owners.frontier.items() if n <= plan.cut + 1}
+        anew = self._anew | (plan.restored & begun)
+        return self.lost(plan.shadows | anew, Cause.CHECKPOINT_TORN)
 
     # -- who comes back --------------------------------------------------------------------------
 
@@ -265,7 +269,7 @@ class Comeback(Machine[ComebackState]):
         loads = {} if self.stops else ledgers.costs.costs(placement).loads
         self._look_at = ledgers.newest_slice + LOOK_AGAIN
         self.choice = choose(
-            self._plan.queries,
+            self._plan.whole_queries,
             down,
             homes,
             [p for p in missing if p not in homes],
@@ -324,8 +328,6 @@ class Comeback(Machine[ComebackState]):
         self.running = replace(plan, cause=cause)
         return self._replay([ledgers.head()], ", ".join(sorted(group.chains)) or "nothing fits")
 
-    # -- part by part ----------------------------------------------------------------------------
-
     def _next_part(self, left_ms: float) -> list[Command]:
         before, returning = self.expected(), self._returning
         near = returning.near(before, self.coming, max(left_ms / 1000, self._pace.least_s))
@@ -346,8 +348,8 @@ class Comeback(Machine[ComebackState]):
     def is_at(self, event: CaughtUp) -> bool:
         """Is it the part in hand that has ended? Another one was given up."""
         plan = self.running if self.state is ComebackState.BESIDE else None
-        at = (plan.placement.version, plan.part) if plan is not None else None
-        return at == (event.version, event.part)
+        at = event.version, event.part
+        return plan is not None and (plan.placement.version, plan.part) == at
 
     def _replay(self, first: list[Command], why: str = "") -> list[Command]:
         self._rested = False
@@ -385,11 +387,9 @@ class Comeback(Machine[ComebackState]):
         if self.coming:
             self._to(ComebackState.BETWEEN)
             return commands
-        self.running = None
-        if ledgers.behind.first:
-            self._to(ComebackState.WAITING, "others wait")
-        else:
-            self._to(ComebackState.ABSENT, "everything is back")
+        self.running, waits = None, bool(ledgers.behind.first)
+        left, why = (ComebackState.WAITING, "others wait") if waits else (ComebackState.ABSENT, "")
+        self._to(left, why)
         return commands
 
     def expected(self) -> RecoveryPlan:

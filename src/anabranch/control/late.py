@@ -39,13 +39,14 @@ def made_up(
             if one.path is not None:
                 files.setdefault(one.sink, []).append(one.path)
         late = Late(number, chains, files)
-        behind.made_up(late, newest)
+        behind.made_up(late)
         record = slices.complete(late)
         shown = frozenset(s for s in sinks if before[s] < number <= behind.shown(s, newest))
         ended = any(ends[c] == number + 1 for c in chains)
         if mine or ended or any(record.staged.get(s) for s in shown):
             commands += [WriteLate(late), ExposeLate(record, shown, mine)]
-    # Also where nothing was lacking but the state; unless a chain above them still waits.
+    # Also where nothing was lacking but the state; unless one that they need still waits.
     there = {c for c, end in ends.items() if end > newest}
-    behind.return_to_slices([c for c in there if not (plan.above[c] & behind.chains) - there])
+    needed = {c: (plan.above[c] | plan.together[c]) & behind.chains for c in there}
+    behind.return_to_slices([c for c, some in needed.items() if some <= there])
     return commands

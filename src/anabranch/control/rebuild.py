@@ -157,11 +157,12 @@ class Rebuild(Machine[RebuildState]):
         gone = set(placement.nodes) - set(owners.nodes)
         if not self.lost and not gone and not cause.concerns_nodes:
             return []
-        if strategy.rollback or not self._plan.repeatable:
-            # Rows produced once more may be others: everything goes back to the cut together.
-            self.lost, begun = frozenset(placement.owners), frozenset()
-        else:
-            begun = self._going_on(begun, placement)
+        # Rows produced once more may be others: what is connected goes back to the cut together.
+        back = self._plan.going_back(p.chain for p in self.lost)
+        whole = frozenset(p for p in placement.owners if p.chain in back or strategy.rollback)
+        self.lost |= whole
+        begun = self._going_on(begun - whole, placement)
+        if not strategy.rollback:
             placement = self._promote(placement, self.lost - begun, nodes)
         if not nodes:
             self.running = None

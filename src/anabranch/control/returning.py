@@ -45,7 +45,6 @@ class Returning:
         self._config = config
         self._interval_ms = config.slice_interval_ms
         self._ledgers = ledgers
-        self._last = frozenset(c.name for c in plan.node_chains if not c.outputs)
 
     @property
     def is_possible(self) -> bool:
@@ -53,12 +52,7 @@ class Returning:
         wait for each other."""
         config = self._config
         plain = config.strategy.is_ours and config.parallel_recovery == 1
-        return (
-            config.recovery != "eager"
-            and plain
-            and config.recovery_bound_s is None
-            and self._plan.repeatable
-        )
+        return config.recovery != "eager" and plain and config.recovery_bound_s is None
 
     def is_short(self, nodes: Sequence[NodeId], placement: Placement) -> bool:
         costs = self._ledgers.costs
@@ -91,28 +85,30 @@ class Returning:
         cut = max(cuts.values(), key=_slice_of, default=None)
         mine = frozenset(c for c, other in cuts.items() if _slice_of(other) == _slice_of(cut))
         every = {c: partitions_of(placement.groups, c) for c in sorted(mine | coming)}
+        frontier, begin = self._ledgers.owners.frontier, _slice_of(cut) + 1
         anew = {
-            p for c in sorted(mine) for p in every[c] if p not in placement.owners or p in homes
+            p
+            for c in sorted(mine)
+            for p in every[c]
+            if p in homes or p not in placement.owners or frontier[p] < begin
         }
         while True:
-            begins = {c: self._begins(some, anew, _slice_of(cut)) for c, some in every.items()}
+            back = self._plan.going_back(p.chain for p in anew)
+            begins = {
+                c: min(begin if p in anew else frontier[p] for p in every[c]) for c in sorted(mine)
+            }
             more = {
                 p
                 for c, some in every.items()
                 for p in some
-                if p not in anew and not self._can_repeat(p, begins, placement, ahead)
+                if p not in anew
+                and (c in back or not self._can_repeat(p, begins, placement, ahead))
             }
             if not more:
                 break
             anew |= more
         going_on = frozenset(p for c in mine for p in every[c]) - anew
         return Group(mine, cut, going_on, frozenset(anew))
-
-    def _begins(
-        self, partitions: Sequence[PartitionId], anew: Collection[PartitionId], cut: int
-    ) -> int:
-        frontier = self._ledgers.owners.frontier
-        return min(cut + 1 if p in anew else frontier[p] for p in partitions)
 
     def _can_repeat(
         self,
@@ -121,12 +117,11 @@ class Returning:
         placement: Placement,
         ahead: Collection[PartitionId],
     ) -> bool:
-        """Has it kept whatever its own chain, and those right below, may need of it?"""
-        chain = partition.chain
-        if chain in self._last:
+        """Has it kept what those right below its chain that begin to come back may need of it?"""
+        below = {e.target for e in self._plan.by_name[partition.chain].outputs} & begins.keys()
+        if not below:
             return True
-        below = {e.target for e in self._plan.by_name[chain].outputs} & begins.keys()
-        first = min(begins[c] for c in (chain, *below))
+        first = min(begins[c] for c in below)
         if self._ledgers.owners.frontier[partition] <= first and partition not in ahead:
             return True
         return self._ledgers.backups.covers(partition, first, placement)
@@ -253,7 +248,8 @@ class Returning:
             far = {c for c, (begin, end) in spans.items() if end - begin > most}
             for node in (n for n, s in costs.items() if s > limit_s):
                 far.add(max(sorted(spans), key=lambda c, n=node: each[c].get(n, 0.0)))  # type: ignore[misc]
-            far |= {c for c in found if self._plan.above[c] & (set(coming) - found)}
+            apart = set(coming) - found
+            far |= {c for c in found if (self._plan.above[c] | self._plan.together[c]) & apart}
             far |= {c for c in found - far if not self._serves(c, set(coming) - found, placement)}
             if before.shadows and (far or found != set(coming)):
                 return {}

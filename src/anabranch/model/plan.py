@@ -11,7 +11,7 @@ in nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from anabranch.model.graph import Graph, Kind, Operator
@@ -92,6 +92,24 @@ class Plan:
             found[chain.name] = frozenset({chain.name}).union(*sources)
         return found
 
+    @cached_property
+    def together(self) -> Mapping[str, frozenset[str]]:
+        """Per node chain, those that go back to a checkpoint with it, itself among them, because an
+        operator is not deterministic: what it produces again are other rows. That concerns all that
+        is connected with it. Where every operator is, none does."""
+        ops, parts = self.graph.by_name, {c.name: {c.name} for c in self.node_chains}
+        for edge in (e for c in self.node_chains for e in c.inputs if e.source in parts):
+            joined = parts[edge.source] | parts[edge.target]
+            parts |= dict.fromkeys(joined, joined)
+        odd = {
+            c.name for c in self.node_chains if not all(ops[o].deterministic for o in c.operators)
+        }
+        return {c: frozenset(some if some & odd else ()) for c, some in parts.items()}
+
+    def going_back(self, chains: Iterable[str]) -> frozenset[str]:
+        """Chains that go back to a checkpoint as a whole if these do."""
+        return frozenset[str]().union(*(self.together[c] for c in chains))
+
     def below(self, chains: Iterable[str]) -> frozenset[str]:
         """These node chains, and all that take rows from them, directly or not."""
         some = frozenset(chains)
@@ -116,6 +134,11 @@ class Plan:
             if o.kind is Kind.SINK and o.priority
             for chains in [self.evaluating.get(o.name, frozenset())]
         )
+
+    @cached_property
+    def whole_queries(self) -> tuple[Query, ...]:
+        """With the chains that go back to a checkpoint, and so come back, only with theirs."""
+        return tuple(replace(q, chains=q.chains | self.going_back(q.chains)) for q in self.queries)
 
     @property
     def waves(self) -> int:

@@ -82,6 +82,7 @@ class SimEffects(Effects):
                 self._checkers.asked(command.plan.placement.nodes, self._driver.nodes)
                 if not isinstance(command, PreparePartitions):
                     self._tell_recovery(command.plan)
+                    self._checkers.waiting.recovers(command.plan)
             case ReleaseNodes():
                 self._checkers.released(command.nodes)
             case RunSlice():

@@ -51,11 +51,19 @@ def filtering() -> Plan:
     return compile_plan(Graph.checked("t", operators, key_groups=4))
 
 
-def apart(priority: int = 1) -> Plan:
-    """s → a → b → out_b, and s → c → out_c, one partition each; what out_c is worth."""
+def apart(priority: int = 1, odd: Collection[str] = ()) -> Plan:
+    """s → a → b → out_b, and s → c → out_c, one partition each; what out_c is worth. Operators that
+    are `odd` are not deterministic."""
 
     def keyed(name: str, reads: str) -> Operator:
-        return Operator(name, Kind.KEYED, ((reads,),), keys=(f"k_{name}",), parallelism=1)
+        return Operator(
+            name,
+            Kind.KEYED,
+            ((reads,),),
+            keys=(f"k_{name}",),
+            parallelism=1,
+            deterministic=name not in odd,
+        )
 
     sinks = [
         Operator(f"out_{name}", Kind.SINK, ((name,),), priority=worth)

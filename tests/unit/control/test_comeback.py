@@ -220,6 +220,27 @@ def test_what_is_worth_most_comes_back(priority: int, back: str, waits: set[str]
     assert job.second().plan.paused == waits
 
 
+def test_what_is_connected_with_an_operator_that_is_not_deterministic_goes_back_with_it() -> None:
+    job = both_lost(plan=apart(odd=["b"]))
+    before = {q: o.epoch for q, o in job.placement.owners.items()}
+    job.loses("b")  # there is room for all
+    after = {q: o.epoch for q, o in job.placement.owners.items()}
+    assert {str(q) for q in after if after[q] > before[q]} == {"a[0]", "b[0]"}
+    assert job.restored(1)[0] == ({"a[0]", "b[0]"}, [1, 2, 3])
+
+
+def test_what_is_connected_with_it_waits_and_comes_back_with_it() -> None:
+    job = both_lost(plan=apart(priority=5, odd=["b"]))
+    job.loses("b", "c")
+    job.seconds(8)
+    assert job.waiting == {"a", "b"}  # a has lost nothing, and its rows are not to be used twice
+    assert p("a") not in job.placement.owners
+    job.comes("7")
+    job.seconds(20)
+    assert job.waiting == set()
+    assert next(n for some, ns in job.restored(1) for n in ns if "a[0]" in some) == 1
+
+
 def test_a_node_that_joins_brings_back_what_waited() -> None:
     job = short()
     job.seconds(3)

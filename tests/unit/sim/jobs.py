@@ -45,13 +45,16 @@ def line(
     return Workload(seed, plan, ControlConfig(interval_ms, backups=chosen), numbered, None)
 
 
-def fork(backups: Collection[str] | None = None, interval_ms: int = 40) -> Workload:
+def fork(
+    backups: Collection[str] | None = None, interval_ms: int = 40, odd: Collection[str] = ()
+) -> Workload:
     """s → a → b and s → a → c, s → d; every one is shown, b and c together once more. Rows keep
-    nodes so busy that all of it needs a few: chains wait when most are lost."""
+    nodes so busy that all of it needs a few: chains wait when most are lost. Those that are `odd`
+    are not deterministic."""
     operators = [Operator("s", Kind.SOURCE)]
     for chain, above in (("a", "s"), ("b", "a"), ("c", "a"), ("d", "s")):
         keyed = Operator(chain, Kind.KEYED, ((above,),), keys=(chain,), parallelism=2)
-        operators.append(keyed)
+        operators.append(replace(keyed, deterministic=chain not in odd))
     for name, reads in (("a", ("a",)), ("d", ("d",)), ("bc", ("b", "c"))):
         operators.append(Operator(f"out_{name}", Kind.SINK, (reads,)))
     plan = compile_plan(Graph.checked("fork", operators, key_groups=4))
@@ -110,6 +113,8 @@ SHORT = {
     "all back up": fork(),
     "one backs up": fork(backups=["a"]),
     "none backs up": fork(backups=[]),
+    "an odd operator": fork(odd=["b"]),
+    "an odd operator, none backs up": fork(backups=[], odd=["b"]),
     "few checkpoints": fork(backups=[], interval_ms=100),
     "twice the work": crowded(fork(backups=[]), 0.02),
     "from the second loss on": adapting(fork()),
@@ -124,6 +129,7 @@ DIRECTED: dict[str, tuple[Workload, Chances]] = {
     **dict.fromkeys(WAITING, (fork(), MOST)),
     **dict.fromkeys(ADAPTIVE, (adapting(fork()), MOST)),
     "shadows_dropped_between_parts": (fork(backups=[], interval_ms=100), MOST),
+    "what_is_not_deterministic_taken_for_it": (fork(odd=["b"]), MOST),
     "backups_counted_from_before_they_began": (
         replace(line("a", "b", "c", interval_ms=NEVER), rechooses_backups=True),
         CRASHES,

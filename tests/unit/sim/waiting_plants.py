@@ -295,3 +295,8 @@ def shadows_dropped_between_parts(patch: pytest.MonkeyPatch) -> None:
         return real(self, request, parcels)
 
     patch.setattr(Host, "wave", wave)
+
+
+@plant
+def what_is_not_deterministic_taken_for_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Plan, "going_back", lambda self, chains: frozenset())

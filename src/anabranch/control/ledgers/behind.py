@@ -28,15 +28,13 @@ class BehindLedger:
         for chain in self._plan.below(chains):
             self.first.setdefault(chain, next_slice)
 
-    def made_up(self, late: Late, newest: int) -> None:
-        """They have caught up to this slice; with the newest one, they take part again."""
+    def made_up(self, late: Late) -> None:
+        """They have caught up to this slice."""
         for chain in late.chains:
             self.first[chain] = late.slice + 1
-        if late.slice >= newest:
-            self.first = {c: n for c, n in self.first.items() if c not in late.chains}
 
     def return_to_slices(self, chains: Iterable[str]) -> None:
-        """They lack nothing, and what they lost is restored."""
+        """They lack nothing, what they lost is restored, and what they need is there."""
         for chain in chains:
             self.first.pop(chain, None)
 
