@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,9 @@ from anabranch.planning.recovery.order import CPU_CAP, Node, RecoveryOrder, sche
 from anabranch.planning.recovery.queries import RecoveryProblem
 from benchmarks.correlated_episode import USUAL_S, Episode
 
-AVAILABLE = 1.2  # relative latency below which a query is said to be available
+AVAILABLE = 1.2  # relative latency below which a query is said to be available …
+WITHIN_S = 3.0  # … in the mean of this time, as the paper has it
+DONE_S = 0.25  # after the disaster, what was computed before it may still be shown
 START_S = 3.0  # from a node being warm to the first output, as it is allowed to be
 
 Floats = npt.NDArray[np.float64]
@@ -38,10 +40,18 @@ class Line:
     gap: float  # usually between two slices
 
     @property
+    def smooth(self) -> Floats:
+        """The mean relative latency of each slice and of those shown soon after it."""
+        ends = np.searchsorted(self.at, self.at + WITHIN_S)
+        sums = np.concatenate([[0.0], np.cumsum(self.relative)])
+        starts = np.arange(len(self.at))
+        return np.asarray((sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
+
+    @property
     def available(self) -> list[Span]:
         """When it was available."""
         spans: list[Span] = []
-        good = self.relative < AVAILABLE
+        good = self.smooth < AVAILABLE
         for i in np.flatnonzero(good):
             begin, last = float(self.at[i]), i + 1 == len(self.at)
             end = begin + self.gap if last or not good[i + 1] else float(self.at[i + 1])
@@ -70,8 +80,8 @@ def _line(found: Episode, written: Floats, shown: Floats) -> Line:
     at, which, rows = np.unique(shown, return_inverse=True, return_counts=True)
     latency = at - np.bincount(which, written) / rows
     before = (at > found.killed - USUAL_S) & (at < found.killed)
-    usual = float(np.median(latency[before]))
-    gap = float(np.median(np.diff(at[before])))
+    usual = float(np.median(latency[before])) if before.any() else math.nan
+    gap = float(np.median(np.diff(at[before]))) if before.sum() > 1 else math.nan
     return Line(at - found.killed, latency / usual, gap)
 
 
@@ -132,13 +142,29 @@ class Measures:
     lines: Mapping[str, Line]
     due: Mapping[str, Due]
     unhurt: frozenset[str]
-    until: float  # by then all queries could have been back
+    warm: Sequence[float]  # when nodes were
+    measured: float  # until then
+    until: float  # all nodes are there and all queries could be back, or the measurement ended
 
     @staticmethod
     def of(found: Episode) -> Measures:
         due = schedule(found)
-        until = max((d.live for d in due.values()), default=0.0)
-        return Measures(lines(found), due, found.unhurt, until)
+        measured = found.ended - found.killed
+        warm = [at - found.killed for at in found.warm]
+        lives = [due[s].live if s in due else math.inf for s in found.needs.keys() - found.unhurt]
+        until = min(measured, max([*lives, *warm], default=0.0) or measured)
+        return Measures(lines(found), due, found.unhurt, warm, measured, until)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Queries that lost something."""
+        return frozenset(self.lines) - self.unhurt
+
+    def could(self, sink: str) -> float:
+        """From when on a query could be available; infinite: there was no room for it."""
+        if sink in self.unhurt:
+            return 0.0
+        return self.due[sink].live if sink in self.due else math.inf
 
     def area(self, until: float) -> float:
         """Query-seconds in which queries were available."""
@@ -146,13 +172,23 @@ class Measures:
 
     @property
     def ideal_area(self) -> float:
-        return sum(self.until - (self.due[s].live if s in self.due else 0.0) for s in self.lines)
+        return sum(max(0.0, self.until - self.could(s)) for s in self.lines)
+
+    @property
+    def of_ideal(self) -> float:
+        return self.area(self.until) / self.ideal_area if self.ideal_area else math.nan
+
+    @property
+    def back_s(self) -> float:
+        """Until the last query was available for the first time since it was lost."""
+        lost = (self.lines[s] for s in self.lost)
+        return max((line.available_from(line.gap) for line in lost), default=0.0)
 
     @property
     def first_query_s(self) -> float:
         """To the first output of a query that lost a partition and fits on what is left."""
         fit = [self.lines[s] for s, due in self.due.items() if due.at == 0.0]
-        return min((float(x.at[x.at > 0][0]) for x in fit if (x.at > 0).any()), default=math.inf)
+        return min((float(at) for x in fit for at in x.at if at > DONE_S), default=math.inf)
 
     @property
     def after_arrival(self) -> list[float]:
@@ -170,13 +206,22 @@ class Measures:
         parts = [self.lines[s].relative[self.lines[s].at > 0] for s in sorted(self.unhurt)]
         return np.concatenate(parts) if parts else np.array([])
 
+    def latency(self, at: Floats, sinks: Collection[str]) -> Floats:
+        """The mean relative latency of these queries at these times: of the slice that each shows
+        next. Without queries there is none."""
+        each = [np.full(len(at), np.nan)] if not sinks else []
+        for sink in sorted(sinks):
+            line = self.lines[sink]
+            after = np.minimum(np.searchsorted(line.at, at), len(line.at) - 1)
+            each.append(line.relative[after])
+        return np.asarray(np.mean(each, axis=0), dtype=np.float64)
+
     def available(self, at: Floats) -> Floats:
         """How many queries are, at these times."""
         return _count([s for line in self.lines.values() for s in line.available], at)
 
     def ideal(self, at: Floats) -> Floats:
-        spans = [(self.due[s].live if s in self.due else 0.0, math.inf) for s in self.lines]
-        return _count(spans, at)
+        return _count([(self.could(s), math.inf) for s in self.lines], at)
 
 
 def _count(spans: Sequence[Span], at: Floats) -> Floats:

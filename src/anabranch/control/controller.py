@@ -295,6 +295,8 @@ class Controller:
 
     def _on_part(self, event: events.PartitionsRecovered | events.CaughtUp) -> list[Command]:
         """Something has made up for a part of what it lacks."""
+        if isinstance(event, events.CaughtUp) and event.error is not None:
+            return [FailRun(event.error)]
         replaced = self._if_replaced(event, None, self.comeback.expected().nodes)
         if replaced:
             return replaced
@@ -389,10 +391,8 @@ class Controller:
             return []
         self.ledgers.slices.trim(checkpoints.replay_from)
         self.adjustment.unite()
-        commands: list[Command] = [
-            self.ledgers.head(),
-            TrimStorage(checkpoints.replay_from, checkpoints.keep_files),
-        ]
+        trimmed = TrimStorage(checkpoints.replay_from, checkpoints.keep_files)
+        commands: list[Command] = [self.ledgers.head(), trimmed]
         covers_all = cut.groups.keys() >= self.ledgers.owners.placement.groups.keys()
         if covers_all and self.rebuild.whole and self.comeback.absent:
             noted = self.ledgers.backups.all_in_a_cut()

@@ -94,8 +94,9 @@ class Returning:
         }
         while True:
             back = self._plan.going_back(p.chain for p in anew)
+            begun_again = sorted(mine | {p.chain for p in anew})
             begins = {
-                c: min(begin if p in anew else frontier[p] for p in every[c]) for c in sorted(mine)
+                c: min(begin if p in anew else frontier[p] for p in every[c]) for c in begun_again
             }
             more = {
                 p
@@ -117,7 +118,7 @@ class Returning:
         placement: Placement,
         ahead: Collection[PartitionId],
     ) -> bool:
-        """Has it kept what those right below its chain that begin to come back may need of it?"""
+        """Has it kept what those right below its chain may need of it that begin, or begin again?"""
         below = {e.target for e in self._plan.by_name[partition.chain].outputs} & begins.keys()
         if not below:
             return True

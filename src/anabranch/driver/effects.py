@@ -18,7 +18,7 @@ from anabranch.driver.history import History
 from anabranch.driver.holding import Holding
 from anabranch.driver.showing import Showing
 from anabranch.driver.trimming import trim
-from anabranch.errors import AnabranchError, ClusterError, StorageError
+from anabranch.errors import ClusterError, StorageError
 from anabranch.model.commands import (
     AwaitCatchUp,
     AwaitNodes,
@@ -56,6 +56,7 @@ from anabranch.model.events import (
 from anabranch.model.ids import NodeId
 from anabranch.model.placement import Placement
 from anabranch.model.recovery import RecoveryPlan
+from anabranch.model.reports import NodeReport
 from anabranch.model.slices import Feed
 from anabranch.storage import source_log
 
@@ -103,8 +104,8 @@ class Effects:
         self._behind = ThreadPoolExecutor(1, "anabranch-trim") if behind else None
         self._placement: Placement | None = None  # that nodes were last told of
         self._catching_up: tuple[RecoveryPlan, Future[Ran]] | None = None  # the newest
-        # Is given the event, or the error, that ends what goes on beside slices.
-        self.on_caught_up: Callable[[Event | AnabranchError], None] = lambda _: None
+        # Is given the event that ends what goes on beside slices.
+        self.on_caught_up: Callable[[Event], object] = lambda _: None
         self.doing: Command | None = None
 
     def close(self) -> None:
@@ -263,21 +264,20 @@ class Effects:
 
     def _caught_up(self) -> Event:
         assert self._catching_up is not None
-        ended = self._ended(*self._catching_up)
-        if isinstance(ended, AnabranchError):
-            raise ended
-        return ended
+        return self._ended(*self._catching_up)
 
-    def _ended(self, plan: RecoveryPlan, future: Future[Ran]) -> Event | AnabranchError:
+    def _ended(self, plan: RecoveryPlan, future: Future[Ran]) -> Event:
         """How it ended; waits for that."""
+        reports: tuple[NodeReport, ...] = ()
+        error: Exception | None = None
         try:
             reports = future.result().reports
         except NodesLostError as e:
             return self.lost(e.nodes, e.reason)
-        except AnabranchError as e:
-            return e
+        except Exception as e:
+            error = e
         version, now_ms = plan.placement.version, self._clock.now_ms()
-        return CaughtUp(version, plan.part, reports, now_ms)
+        return CaughtUp(version, plan.part, reports, now_ms, error)
 
     def _trim(self, command: TrimStorage) -> None:
         if self._behind is None:

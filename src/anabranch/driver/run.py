@@ -153,7 +153,7 @@ class Run:
             self.effects = self._effects(holding, showing, behind)
             self._held.append(self.effects.close)
             self.steps = Steps(self.controller, self.effects, self.history, clock)
-            self.effects.on_caught_up = self._caught_up
+            self.effects.on_caught_up = self.bring
             self._hand_out()
         except BaseException:
             self.close()
@@ -222,14 +222,6 @@ class Run:
 
     def nodes_joined(self, nodes: tuple[NodeId, ...]) -> None:
         self.bring(self._joined(nodes))
-
-    def _caught_up(self, ended: Event | AnabranchError) -> None:
-        """What went on beside slices has ended."""
-        if isinstance(ended, AnabranchError):
-            self.abort(ended)
-            self.when_over()
-        else:
-            self.bring(ended)
 
     def _joined(self, nodes: tuple[NodeId, ...]) -> NodesJoined:
         return NodesJoined(nodes, self.clock.now_ms(), self.cluster.host_names)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.errors import AnabranchError
 from anabranch.model.costs import Costs
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import Layout, Placement
@@ -179,7 +178,7 @@ class PollNodes:
 class FailRun:
     """Stop the run with this error; everything journalled stays."""
 
-    error: AnabranchError
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)

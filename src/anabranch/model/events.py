@@ -49,12 +49,13 @@ class PartitionsRecovered:
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
     """A part of a recovery that went on beside slices has ended: this one, under the placement of
-    this version."""
+    this version; with an `error`, unless nobody waits for it any longer."""
 
     version: int
     part: int
     reports: tuple[NodeReport, ...]
     now_ms: int
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
