@@ -107,8 +107,10 @@ def episode(group: str, plan: Plan) -> Result:
     with scratch() as root:
         run = run_harm if group == HARM else run_episode
         found = run(plan, CASES[plan.case], root)
-    measures = None if group == HARM else Measures.of(found)
-    return Result(group, plan.side, found.lost, found.duplicated, measures)
+    if group == HARM:
+        return Result(group, plan.side, found.lost, found.duplicated)
+    by_rows = Measures.of(found, alone=True).of_ideal
+    return Result(group, plan.side, found.lost, found.duplicated, Measures.of(found), by_rows)
 
 
 def run_all(given: Mapping[str, Sequence[Plan]]) -> tuple[dict[str, list[Result]], int]:
@@ -144,6 +146,7 @@ def figures(
         "duplicated": sum(r.duplicated for r in every),
         "episodes_failed": failed,
         **_of_incremental(_measures(groups, SIDES, "incremental")),
+        "area_vs_ideal_by_rows": _by_rows(groups),
         "area_vs_blocking": _ratio(groups, SIDES),
         **_areas(groups),
         "replay_ratio": max(r.ratio for r in replays),
@@ -156,6 +159,11 @@ def figures(
 
 def _measures(groups: Mapping[str, Sequence[Result]], group: str, name: str) -> Measures | None:
     return next((r.measures for r in groups.get(group, ()) if r.name == name), None)
+
+
+def _by_rows(groups: Mapping[str, Sequence[Result]]) -> float | None:
+    found = [r.by_rows for r in groups.get(SIDES, ()) if r.name == "incremental"]
+    return finite(found[0]) if found else None
 
 
 def _of_incremental(m: Measures | None) -> dict[str, float | None]:

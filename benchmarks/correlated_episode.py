@@ -29,6 +29,7 @@ from benchmarks.correlated_jobs import RATE, Case, Costs, wrong
 from benchmarks.workloads import SETTINGS, say
 
 FILE_EVERY_S = 0.25
+INTERVAL_S = 1.0  # between slices, unless a job says otherwise
 LINGER_S = 5.0  # when all is well again
 STEADY = 3  # slices
 NICE = 5  # a third of the share of others
@@ -64,6 +65,7 @@ class Episode:
     warm: list[float] = field(default_factory=list)  # of nodes that came
     unhurt: frozenset[str] = frozenset()  # sinks that lost nothing
     loads: Mapping[str, float] = field(default_factory=dict)  # of partitions, in nodes' worth
+    fixed: float = 0.0  # share of an interval that a slice takes beside the work of nodes
     survivors: Mapping[str, str] = field(default_factory=dict)  # partition → node that is left
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)  # sink → partitions
     priorities: Mapping[str, int] = field(default_factory=dict)
@@ -157,6 +159,7 @@ def _look_around(job: ab.Job, plan: Plan, found: Episode) -> None:
     usual = statistics.median(p.seconds for p in job.recent_progress[-10:])
     found.usual_s = 1.2 * max(1.0, usual)  # a slice is an interval long, or more on a busy machine
     found.loads = {str(p): load for p, load in costs.loads.items()}
+    found.fixed = run.controller.ledgers.costs.fixed_s / INTERVAL_S
     queries = run.controller.plan.queries
     found.priorities = {q.sink: q.priority for q in queries}
     found.needs = {

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.control.policies.shortage import LONGEST
 from anabranch.planning.recovery.exact import plan_exact
 from anabranch.planning.recovery.order import CPU_CAP, Node, RecoveryOrder, schedule_recovery
 from anabranch.planning.recovery.queries import RecoveryProblem
@@ -105,8 +106,9 @@ class Due:
         return self.at + self.catch_up
 
 
-def schedule(found: Episode) -> Mapping[str, Due]:
-    """By sink that lost something, for the nodes that came when they came, by measured loads."""
+def schedule(found: Episode, cap: float) -> Mapping[str, Due]:
+    """By sink that lost something, for the nodes that came when they came, by measured loads; nodes
+    are filled up to `cap`."""
     lost = {s: needs - found.survivors.keys() for s, needs in found.needs.items()}
     lost = {s: needs for s, needs in lost.items() if needs}
     costs = {p: found.loads[p] for needs in lost.values() for p in needs}
@@ -118,7 +120,7 @@ def schedule(found: Episode) -> Mapping[str, Due]:
     times = [0.0] * len(arrivals) + [at - found.killed for at in found.warm]
     arrivals += [Node(f"new {i}", 1.0) for i in range(len(found.warm))]
     homes, due = dict(found.survivors), {}
-    plans = schedule_recovery(problem, arrivals, _exact, CPU_CAP)
+    plans = schedule_recovery(problem, arrivals, _exact, cap)
     for at, plan in zip(times, plans, strict=True):
         homes |= plan.placement
         for partition, node in plan.placement.items():
@@ -147,8 +149,10 @@ class Measures:
     until: float  # all nodes are there and all queries could be back, or the measurement ended
 
     @staticmethod
-    def of(found: Episode) -> Measures:
-        due = schedule(found)
+    def of(found: Episode, alone: bool = False) -> Measures:
+        """The ideal is that of the planner, whose slices take what they take beside the work of
+        nodes; `alone`: as if they took nothing."""
+        due = schedule(found, CPU_CAP if alone else min(CPU_CAP, LONGEST - found.fixed))
         measured = found.ended - found.killed
         warm = [at - found.killed for at in found.warm]
         lives = [due[s].live if s in due else math.inf for s in found.needs.keys() - found.unhurt]

@@ -33,6 +33,7 @@ class Result:
     lost: int
     duplicated: int
     measures: Measures | None = None
+    by_rows: float = math.nan  # of ideal, if slices took nothing but the work of nodes
 
 
 def finite(value: float) -> float | None:

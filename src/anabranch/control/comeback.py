@@ -98,10 +98,12 @@ class Comeback(Machine[ComebackState]):
         self.choice: Return | None = None  # the newest
         self.stops = False  # the job is to end: all comes back, fast or slow
         self.coming: frozenset[str] = frozenset()  # chains that make up for what they lack just now
+        self._whole = 0  # nodes, before chains waited
+        self._newcomers = False  # since it was looked at who is to come back where
         self._ahead: frozenset[PartitionId] = frozenset()  # may be, of those that come back
         self._anew: frozenset[PartitionId] = frozenset()  # restored by the first part
         self._look_at: int | None = None  # slice at which to choose again; None: at once
-        self._rested = True  # has a slice run since the part before?
+        self._held = 0  # parts that slices have waited for, since one ran
         self._tries = Tries()  # since it came further than ever
         self._pace = Pace(config.slice_interval_ms)
 
@@ -130,13 +132,8 @@ class Comeback(Machine[ComebackState]):
 
     @property
     def busy(self) -> frozenset[NodeId]:
-        """Nodes that have nothing to do but to make up for what was missed: slices go without
-        them, but for one that tells what they were."""
-        placement = self._ledgers.owners.in_force
-        if placement is None or not self.coming:
-            return frozenset()
-        alone = self._returning.alone(self.coming, placement)
-        return alone - {placement.nodes[0]} if alone >= set(placement.nodes) else alone
+        """Nodes that slices go without."""
+        return self._returning.busy(self.coming) if self.coming else frozenset()
 
     # -- when chains wait ------------------------------------------------------------------------
 
@@ -222,20 +219,20 @@ class Comeback(Machine[ComebackState]):
             return [FailRun(error)]
         # What was to be restored has no state; of shadows, later files would be of no use.
         begun = {p for p, n in self._ledgers.owners.frontier.items() if n <= plan.cut + 1}
-        anew = self._anew | (plan.restored & begun)
-        return self.lost(plan.shadows | anew, Cause.CHECKPOINT_TORN)
+        return self.lost(plan.shadows | self._anew | plan.restored & begun, Cause.CHECKPOINT_TORN)
 
     # -- who comes back --------------------------------------------------------------------------
 
     def joined(self) -> list[Command]:
         """Nodes came: more may fit. Where there was none, they are waited for."""
-        self._look_at = None
+        self._look_at, self._newcomers = None, True
         if self._ledgers.owners.placement.nodes or self.replaying:
             return []
         return self._begin(Cause.NODES_CAME)
 
     def slice_ran(self, began_ms: int) -> None:
-        self._rested = True
+        self._held = 0
+        self._whole = len(self._nodes) if self.absent else self._whole
         self._pace.slice_ran(began_ms)
 
     def step(self, now_ms: int, began_ms: int) -> list[Command]:
@@ -247,12 +244,15 @@ class Comeback(Machine[ComebackState]):
         if self.state is ComebackState.BESIDE:
             return [AwaitCatchUp()] if self.stops else []
         left_ms = began_ms + self._config.slice_interval_ms - now_ms
-        late = not self._rested and left_ms <= 0 and not self.stops
+        late = self._held and left_ms <= 0 and not self.stops
+        if self._newcomers and not late:  # what is crowded may come back elsewhere
+            self._newcomers, self.coming = False, self.coming - self._returning.crowded(self.coming)
         if self._may_look and not late:
             choice = self._choose()
             if choice.chains:
                 return self._begin(Cause.ROOM, choice)
-        return self._next_part(left_ms) if self.state is ComebackState.BETWEEN else []
+        go_on = self.coming if self.state is ComebackState.BETWEEN else ()
+        return self._next_part(left_ms) if go_on else []
 
     @property
     def _may_look(self) -> bool:
@@ -267,7 +267,6 @@ class Comeback(Machine[ComebackState]):
         # On nodes that are drained nothing counts, and nothing is put.
         homes = {p: o.node for p, o in placement.owners.items() if o.node in nodes}
         loads = {} if self.stops else ledgers.costs.costs(placement).loads
-        self._look_at = ledgers.newest_slice + LOOK_AGAIN
         self.choice = choose(
             self._plan.whole_queries,
             down,
@@ -276,12 +275,15 @@ class Comeback(Machine[ComebackState]):
             loads,
             nodes,
             source_share=ledgers.costs.source_share(max(1, len(nodes))),
+            fixed_share=ledgers.costs.fixed_s * 1000 / self._config.slice_interval_ms,
             hosts=ledgers.owners.hosts,
             planner=self._config.strategy.planner,
             blocking=self._config.recovery == "blocking",
             moves=True,
+            patient=self._look_at is None and len(nodes) < self._whole,
             depths={c.name: c.depth for c in self._plan.node_chains},
         )
+        self._look_at = ledgers.newest_slice + LOOK_AGAIN
         return self.choice
 
     def _begin(self, cause: Cause, choice: Return | None = None) -> list[Command]:
@@ -331,13 +333,13 @@ class Comeback(Machine[ComebackState]):
     def _next_part(self, left_ms: float) -> list[Command]:
         before, returning = self.expected(), self._returning
         near = returning.near(before, self.coming, max(left_ms / 1000, self._pace.least_s))
-        if near:
+        shared_s = math.inf if self.stops else self._pace.shared_s
+        spans = returning.spans(before, self.coming, shared_s)
+        if near and (self._held <= 1 or not spans):
             more = near.keys() != self.coming
             self.running = returning.part(before, self.coming, near, more)
             return self._replay([], ", ".join(sorted(near)))
         self._pace.left(returning.rows_left(self.coming, before.placement))
-        shared_s = math.inf if self.stops else self._pace.shared_s
-        spans = returning.spans(before, self.coming, shared_s)
         self.running = returning.part(before, self.coming, spans, more=True)
         none_live = self._ledgers.behind.chains >= self._plan.above.keys()
         if self.stops or (none_live and self._pace.is_highest):
@@ -347,18 +349,18 @@ class Comeback(Machine[ComebackState]):
 
     def is_at(self, event: CaughtUp) -> bool:
         """Is it the part in hand that has ended? Another one was given up."""
-        plan = self.running if self.state is ComebackState.BESIDE else None
-        at = event.version, event.part
-        return plan is not None and (plan.placement.version, plan.part) == at
+        beside = self.state is ComebackState.BESIDE
+        return beside and self.expected().at == (event.version, event.part)
 
     def _replay(self, first: list[Command], why: str = "") -> list[Command]:
-        self._rested = False
+        self._held += 1
         self._to(ComebackState.REPLAYING, why)
         return [*first, RecoverPartitions(self.expected())]
 
     def recovered(self, reports: Sequence[NodeReport]) -> list[Command]:
         """The nodes are done with a part: what it made up for is shown; or one more try."""
         plan, ledgers = self.expected(), self._ledgers
+        self._held = min(1, self._held) if self.state is ComebackState.BESIDE else self._held
         when = f"replay of slices {plan.first} to {plan.next_slice - 1}"
         error = verdict.first_failure(reports, when, plan.next_slice - 1)
         silent = verdict.silent(reports, plan.restored, plan.placement)
@@ -387,9 +389,8 @@ class Comeback(Machine[ComebackState]):
         if self.coming:
             self._to(ComebackState.BETWEEN)
             return commands
-        self.running, waits = None, bool(ledgers.behind.first)
-        left, why = (ComebackState.WAITING, "others wait") if waits else (ComebackState.ABSENT, "")
-        self._to(left, why)
+        self.running = None
+        self._to(ComebackState.WAITING if ledgers.behind.first else ComebackState.ABSENT)
         return commands
 
     def expected(self) -> RecoveryPlan:

@@ -328,7 +328,7 @@ class Controller:
         choice = self.ledgers.backups.choose(event.reports, plan, placement, *took)
         commands += [choice] if choice else []
         self._scaling.observe(plan, event.reports, *took)
-        self.ledgers.costs.observe(placement, event.reports, self.schedule.began_ms)
+        self.ledgers.costs.observe(placement, event.reports, *took, self.comeback.absent)
         commands += self._scale_itself(event.now_ms)
         if plan.seal:
             began_ms = self.schedule.began_ms

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 
 SHARED = 0.3  # of the time from slice to slice
-MOST = 2.0
+MOST = 2.0  # of an interval, and of that time
 LATEST = 20  # intervals: slices that are later than that may have waited for rows, or nodes
 IN_VAIN = 5  # parts after which no less is left
 
@@ -41,12 +41,12 @@ class Pace:
     @property
     def shared_s(self) -> float:
         """What a part takes of a node that has a part in slices."""
-        return self._share * self._period_ms / 1000
+        return min(self._share * self._period_ms, MOST * self._interval_ms) / 1000
 
     @property
     def least_s(self) -> float:
         """What it takes where there is no need for more."""
-        return SHARED * self._period_ms / 1000
+        return min(SHARED * self._period_ms, MOST * self._interval_ms) / 1000
 
     def left(self, rows: int) -> None:
         """A part is to follow."""

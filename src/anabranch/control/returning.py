@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.capacity import is_short
+from anabranch.control.policies.shortage import FILL
 from anabranch.control.recovery import plan_recovery
 from anabranch.control.settings import ControlConfig
 from anabranch.model.ids import NodeId, PartitionId
@@ -118,7 +119,7 @@ class Returning:
         placement: Placement,
         ahead: Collection[PartitionId],
     ) -> bool:
-        """Has it kept what those right below its chain may need of it that begin, or begin again?"""
+        """Has it kept what chains right below may need of it that begin, or begin again?"""
         below = {e.target for e in self._plan.by_name[partition.chain].outputs} & begins.keys()
         if not below:
             return True
@@ -216,7 +217,8 @@ class Returning:
         are ahead wait for the others."""
         work = self._work(before.placement, coming)
         starts = {c: self.at(c, before.placement) for c in work.order}
-        budgets = self._budgets(before.placement, shared_s)
+        left = work.costs({c: (at, work.end) for c, at in starts.items()})
+        budgets = self._budgets(before.placement, shared_s, left)
         ends, used = dict(starts), Counter[NodeId]()
         for turn in range(MAX_PART_SLICES if work.known else FIRST_PART):
             at = min(ends.values()) if before.shadows else None
@@ -238,17 +240,19 @@ class Returning:
     def near(
         self, before: RecoveryPlan, coming: Collection[str], limit_s: float
     ) -> Mapping[str, Span]:
-        """Chains that have so little left to make up for that slices may wait for it: no node needs
-        longer than this for it."""
+        """Chains that have so little left to make up for that slices may wait for it: a node needs
+        no longer than this for it, or than for the newest two. All chains on a node are near, or
+        none: while it has no part in slices, it is fast."""
         placement, found = before.placement, set(coming)
         while found:
             work = self._work(placement, found)
             spans = {c: (self.at(c, placement), work.end) for c in work.order}
-            costs, each = work.costs(spans), {c: work.costs({c: s}) for c, s in spans.items()}
+            costs = work.costs(spans)
             most = MAX_PART_SLICES if work.known else FIRST_PART
             far = {c for c, (begin, end) in spans.items() if end - begin > most}
             for node in (n for n, s in costs.items() if s > limit_s):
-                far.add(max(sorted(spans), key=lambda c, n=node: each[c].get(n, 0.0)))  # type: ignore[misc]
+                mine = {c for c in spans if node in work.nodes[c]}
+                far |= mine if any(spans[c][1] - spans[c][0] > 2 for c in mine) else set()
             apart = set(coming) - found
             far |= {c for c in found if (self._plan.above[c] | self._plan.together[c]) & apart}
             far |= {c for c in found - far if not self._serves(c, set(coming) - found, placement)}
@@ -278,11 +282,50 @@ class Returning:
         of_others = {o.node for p, o in placement.owners.items() if p.chain not in coming}
         return frozenset(o.node for o in placement.owners.values()) - of_others
 
-    def _budgets(self, placement: Placement, shared_s: float) -> Mapping[NodeId, float]:
-        """Seconds."""
-        alone = self.alone(self._ledgers.behind.chains, placement)
-        alone_s = max(ALONE * self._interval_ms / 1000, shared_s)
-        return {n: alone_s if n in alone else shared_s for n in placement.nodes}
+    def busy(self, coming: Collection[str]) -> frozenset[NodeId]:
+        """Nodes that have nothing to do but to make up for what was missed: slices go without
+        them, but for one that tells what they were."""
+        placement = self._ledgers.owners.in_force
+        if placement is None:
+            return frozenset()
+        alone = self.alone(coming, placement)
+        return alone - {placement.nodes[0]} if alone >= set(placement.nodes) else alone
+
+    def crowded(self, coming: Collection[str]) -> frozenset[str]:
+        """Chains that come back to nodes which are too full with them: the largest of them, and
+        what is below these."""
+        placement = self._ledgers.owners.placement
+        loads = self._ledgers.costs.costs(placement).loads
+        found: set[str] = set()
+        for node in placement.nodes:
+            mine = {p: loads.get(p, 0.0) for p in placement.hosted_by(node) if p.chain not in found}
+            over = sum(mine.values()) - FILL
+            for partition in sorted(mine, key=lambda p: (-mine[p], p)):
+                if over > 0 and partition.chain in coming:
+                    found.add(partition.chain)
+                    over -= mine[partition]
+        found |= self._plan.going_back(found)
+        return self._plan.below(found) & frozenset(coming)
+
+    def _budgets(
+        self, placement: Placement, shared_s: float, left: Mapping[NodeId, float]
+    ) -> Mapping[NodeId, float]:
+        """Seconds. What has a part in slices, too, gives half of what these leave, if that is
+        more than `shared_s`. Of the others, those that have not much `left` do not wait for those
+        that have."""
+        interval_s = self._interval_ms / 1000
+        loads, waits = self._ledgers.costs.costs(placement).loads, self._ledgers.behind.chains
+        live = {
+            n: sum(loads.get(p, 0.0) for p in placement.hosted_by(n) if p.chain not in waits)
+            for n in placement.nodes
+        }
+        alone = self.alone(waits, placement)
+        least_s = min((s for n, s in left.items() if n in alone and s > 0), default=0.0)
+        alone_s = max(interval_s, min(ALONE * interval_s, least_s))
+        return {
+            n: max(alone_s if n in alone else (1 - live[n]) / 2 * interval_s, shared_s)
+            for n in placement.nodes
+        }
 
     def _work(self, placement: Placement, coming: Collection[str]) -> _Work:
         ledgers, chains = self._ledgers, self._plan.by_name

@@ -105,6 +105,11 @@ class RecoveryPlan:
         return any(c in self.chains and self.takes(c, number) for c in below)
 
     @property
+    def at(self) -> tuple[int, int]:
+        """The version of its placement, and which part it is."""
+        return self.placement.version, self.part
+
+    @property
     def seals(self) -> bool:
         """Do all partitions seal a checkpoint after the last slice?"""
         return bool(self.slices) and self.slices[-1].seal

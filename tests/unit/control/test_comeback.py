@@ -45,7 +45,7 @@ from anabranch.model.recovery import Cause, RecoveryPlan
 SECOND_MS = 1000
 WORK_MS = 200  # a slice, or a part of a replay
 TURNS = 10
-LOADS = {"a": 0.3, "b": 0.3, "c": 0.6}
+LOADS = {"a": 0.25, "b": 0.25, "c": 0.55}
 
 
 def p(chain: str, index: int = 0) -> PartitionId:
@@ -236,7 +236,7 @@ def test_what_is_connected_with_it_waits_and_comes_back_with_it() -> None:
     assert job.waiting == {"a", "b"}  # a has lost nothing, and its rows are not to be used twice
     assert p("a") not in job.placement.owners
     job.comes("7")
-    job.seconds(20)
+    job.seconds(60)
     assert job.waiting == set()
     assert next(n for some, ns in job.restored(1) for n in ns if "a[0]" in some) == 1
 
@@ -277,14 +277,14 @@ def test_what_was_missed_is_replayed_once_and_shown_late_in_order() -> None:
 
 def test_slices_run_between_the_parts_of_a_long_replay() -> None:
     job = short()
-    job.seconds(5)
+    job.seconds(10)
     missed = len(job.slices)
     job.comes("3")
     assert job.controller.comeback.state is ComebackState.BESIDE
     run = job.second()
     assert (run.plan.number, run.plan.paused) == (missed + 1, {"a", "b"})
     assert job.plans[-1].more
-    job.seconds(20)
+    job.seconds(40)
     assert job.waiting == set()
     assert all(len(plan.slices) < missed for plan in job.plans)
 

@@ -9,7 +9,7 @@ costs is divided evenly over its key groups, and goes with them; and from run to
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from anabranch.model.reports import NodeReport
 KEPT = 0.9  # of what is known, with every slice
 PAUSE_S = 10.0  # between two slices, or ten intervals: longer ones say nothing about sources
 PAUSE_INTERVALS = 10
+FIXED_KEPT = 20  # slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,17 @@ class CostLedger:
         }
         self._rate = _Rate(1.0, known.rows_per_s) if known.rows_per_s else _Rate()
         self._began_ms: int | None = None
+        self._fixed: deque[float] = deque(maxlen=FIXED_KEPT)  # of slices, seconds
 
-    def observe(self, placement: Placement, reports: Sequence[NodeReport], began_ms: int) -> None:
-        """Fold in a slice that has happened, and when it began."""
+    def observe(
+        self,
+        placement: Placement,
+        reports: Sequence[NodeReport],
+        began_ms: int,
+        ended_ms: int = 0,
+        alone: bool = False,
+    ) -> None:
+        """Fold in a slice that has happened, and when; had it the nodes for itself?"""
         self._follow(placement.groups)
         sources = [s for r in reports for s in r.sources]
         rows = sum(sum(s.rows.values()) for s in sources)
@@ -90,11 +99,28 @@ class CostLedger:
             if partition in ran:
                 before = self._seen.get(partition, _Seen())
                 self._seen[partition] = before.then(ran[partition], rows)
+        if alone:
+            self._fixed.append((ended_ms - began_ms) / 1000 - self._path_s(placement, ran))
         before_ms, self._began_ms = self._began_ms, began_ms
         if before_ms is not None:
             seconds = (began_ms - before_ms) / 1000
             if seconds <= self._pause_s:
                 self._rate = self._rate.then(seconds, rows, sum(s.cpu_s for s in sources))
+
+    def _path_s(self, placement: Placement, ran: Mapping[PartitionId, float]) -> float:
+        """Wave after wave, each as long as its fullest node."""
+        waves: dict[int, Counter[NodeId]] = {}
+        for partition, seconds in ran.items():
+            if partition in placement.owners:
+                taken = waves.setdefault(self._depth[partition.chain], Counter())
+                taken[placement.owners[partition].node] += seconds  # type: ignore[assignment]
+        return sum(max(taken.values()) for taken in waves.values())
+
+    @property
+    def fixed_s(self) -> float:
+        """What a slice takes beside the work of nodes: of those just seen, a short one, because
+        what else a machine is busy with passes. 0: not known yet."""
+        return max(0.0, sorted(self._fixed)[len(self._fixed) // 4]) if self._fixed else 0.0
 
     @property
     def rows_per_s(self) -> float:

@@ -81,20 +81,23 @@ def choose(
     nodes: Sequence[NodeId],
     *,
     source_share: float = 0.0,
+    fixed_share: float = 0.0,
     planner: str = "exact",
     hosts: Mapping[NodeId, str] | None = None,
     blocking: bool = False,
     moves: bool = False,
     depths: Mapping[str, int] | None = None,
+    patient: bool = False,
 ) -> Return:
     """What comes back now, of the chains that are `down` (they wait, and all below them do).
 
     `placed` are partitions with state on a living node, those of chains that wait included;
     `unplaced` those of chains that wait that have none. `blocking`: all or nothing. With `moves`,
     a partition that waits where there is no room for it gets another home, which is among `homes`
-    then; without, its queries wait for room there. `depths`: the waves that chains run in; without
-    them, only nodes have a limit, as if there were one wave. Sinks of source chains only, which
-    need no chain, are always live.
+    then; without, its queries wait for room there. `fixed_share`: what a slice takes of an interval
+    beside the work of nodes. `patient`: more nodes may come, so none is filled up. `depths`: the
+    waves that chains run in; without them, only nodes have a limit, as if there were one wave.
+    Sinks of source chains only, which need no chain, are always live.
     """
     if planner not in PLANNERS:
         raise ConfigError(f"there is no planner {planner!r}; there are {', '.join(PLANNERS)}")
@@ -106,6 +109,7 @@ def choose(
         KnownLoads(loads),
         tuple(nodes),
         source_share,
+        fixed_share,
         hosts or {},
         moves,
         depths or {},
@@ -116,15 +120,25 @@ def choose(
     if not nodes:
         return Return(frozenset(), {}, (), "there is no node")
     if short.fits_in_full:
-        return _everything(short)
+        return _everything(short, patient) or _some(short, planner, blocking)
+    return _some(short, planner, blocking)
+
+
+def _some(short: Shortage, planner: str, blocking: bool) -> Return:
     if blocking:
         return _all_or_nothing(short)
     return _best(short, planner)
 
 
-def _everything(short: Shortage) -> Return:
-    placing = short.placing(full=True)
-    placing.force(short.partitions(short.down))
+def _everything(short: Shortage, patient: bool) -> Return | None:
+    """Those who are patient leave room, as if it did not all fit: more nodes may come."""
+    placing, every = short.placing(), short.partitions(short.down)
+    if not placing.place_whole(every, WAYS):
+        if patient and short.known.mean:
+            return None
+        placing = short.placing(full=True)
+        if not placing.place_whole(every, WAYS):
+            placing.force(every)
     total = f"{short.demand:.2f} of {short.capacity(FULL):.2f}"
     why = f"all {queries_of(len(short.queries))} fit on {short.on}: {total}"
     if not short.known.mean:

@@ -16,6 +16,7 @@ from anabranch.planning.recovery.queries import RecoveryProblem
 
 FILL = CPU_CAP  # share of a node that what comes back may fill
 FULL = 1.0  # share of a node that all may fill together, when all of it comes back
+LONGEST = 0.95  # share of an interval that a slice may take, with all that it takes by itself
 WAYS: tuple[How, ...] = ("spread", "room", "tight")
 
 
@@ -46,6 +47,7 @@ class Shortage:
     known: KnownLoads
     nodes: tuple[NodeId, ...]
     source_share: float
+    fixed_share: float
     hosts: Mapping[NodeId, str]
     moves: bool
     depths: Mapping[str, int]
@@ -148,7 +150,7 @@ class Shortage:
         FILL, or FULL."""
         share = FULL if full else FILL
         depths = {name: self.depth(p.chain) for name, p in self.names.items()}
-        waves = Waves(depths, share - self.source_share, self.running_by_wave)
+        waves = Waves(depths, self.longest(share), self.running_by_wave)
         rooms = {str(n): share - self.source_share - self.running[n] for n in self.nodes}
         return Placing(
             {n: max(0.0, room) for n, room in rooms.items()} if not full else rooms,
@@ -159,6 +161,10 @@ class Shortage:
             hosts={str(n): host for n, host in self.hosts.items()},
             waves=waves if self.depths else None,
         )
+
+    def longest(self, share: float) -> float:
+        """What nodes may do in a slice, wave after wave."""
+        return max(0.0, min(share, LONGEST - self.fixed_share) - self.source_share)
 
     @cached_property
     def whole(self) -> RecoveryProblem:
@@ -200,10 +206,10 @@ class Shortage:
         return f"{self.live_load + placing.load:.2f} of {self.capacity(FILL):.2f}"
 
     def fitting(self, placing: Placing, number: int) -> str:
-        every, most = queries_of(len(self.queries)), self.capacity(FILL) / len(self.nodes)
+        every, most = queries_of(len(self.queries)), self.longest(FILL)
         waves = f", a slice takes {placing.length:.2f} of {most:.2f}"
-        several = self.depths and len(self.nodes) > 1  # else it is the same number again
-        said = self.taken(placing) + (waves if several else "")
+        same = len(self.nodes) == 1 and most == self.capacity(FILL)
+        said = self.taken(placing) + (waves if self.depths and not same else "")
         return f"{number} of {every} fit on {self.on}: {said}"
 
 
