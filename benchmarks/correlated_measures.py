@@ -190,9 +190,9 @@ class Measures:
 
     @property
     def first_query_s(self) -> float:
-        """To the first output of a query that lost a partition and fits on what is left."""
-        fit = [self.lines[s] for s, due in self.due.items() if due.at == 0.0]
-        return min((float(at) for x in fit for at in x.at if at > DONE_S), default=math.inf)
+        """To the first output of a query that lost a partition."""
+        lost = [self.lines[s] for s in self.lost]
+        return min((float(at) for x in lost for at in x.at if at > DONE_S), default=math.inf)
 
     @property
     def after_arrival(self) -> list[float]:

@@ -24,7 +24,9 @@ from anabranch.model.recovery import RecoveryPlan, Span
 from anabranch.model.slices import Cut
 
 FIRST_PART = 8  # slices, before it is known how long one takes
-ALONE = 4.0  # intervals that a part keeps a node that has no part in slices: joins may wait for it
+# Intervals that a part keeps nodes that have no part in slices: it is to be worth its overhead, and
+# joins may wait for its end.
+ALONE = 2.5, 4.0
 MAX_PART_SLICES = 64
 
 
@@ -321,7 +323,7 @@ class Returning:
         }
         alone = self.alone(waits, placement)
         least_s = min((s for n, s in left.items() if n in alone and s > 0), default=0.0)
-        alone_s = max(interval_s, min(ALONE * interval_s, least_s))
+        alone_s = min(ALONE[1] * interval_s, max(ALONE[0] * interval_s, least_s))
         return {
             n: max(alone_s if n in alone else (1 - live[n]) / 2 * interval_s, shared_s)
             for n in placement.nodes
