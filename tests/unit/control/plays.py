@@ -73,6 +73,17 @@ def apart(priority: int = 1, odd: Collection[str] = ()) -> Plan:
     return compile_plan(Graph.checked("t", [*operators, *sinks], key_groups=4))
 
 
+def forked() -> Plan:
+    """s → a → b → out_b, and a → c → out_c, one partition each."""
+
+    def keyed(name: str, reads: str) -> Operator:
+        return Operator(name, Kind.KEYED, ((reads,),), keys=(f"k_{name}",), parallelism=1)
+
+    operators = [Operator("s", Kind.SOURCE), keyed("a", "s"), keyed("b", "a"), keyed("c", "a")]
+    sinks = [Operator(f"out_{name}", Kind.SINK, ((name,),)) for name in "bc"]
+    return compile_plan(Graph.checked("t", [*operators, *sinks], key_groups=4))
+
+
 def diamond() -> Plan:
     """s → a → b → d → out, and s → c → d: two waves of input for d, no chain fused with another."""
 

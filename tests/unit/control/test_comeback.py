@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from plays import FIRST, NODES, SECOND, THIRD, Play, apart, kinds, lose, names
+from plays import FIRST, NODES, SECOND, THIRD, Play, apart, forked, kinds, lose, names
 
 from anabranch.control.comeback import ComebackState
 from anabranch.control.controller import Phase
@@ -218,6 +218,19 @@ def test_what_is_worth_most_comes_back(priority: int, back: str, waits: set[str]
     assert job.waiting == waits
     assert {name for some, _ in job.restored(1) for name in some} == {f"{back}[0]"}
     assert job.second().plan.paused == waits
+
+
+def test_a_chain_that_lost_nothing_waits_for_the_one_above_it() -> None:
+    """It lacks no slice, and so it has nothing to make up for."""
+    job = Job(2, plan=forked(), loads={"a": 0.5, "b": 0.4, "c": 0.45}).begin()
+    job.seconds(3)
+    assert job.node_of("a") == job.node_of("c") != job.node_of("b")
+    job.loses("a")
+    assert job.waiting == {"a", "b", "c"}
+    assert job.controller.frontier == {p("a"): 1, p("b"): 4}
+    assert job.second().plan.paused == {"a", "b", "c"}
+    job.seconds(60)
+    assert job.waiting == {"c"}
 
 
 def test_what_is_connected_with_an_operator_that_is_not_deterministic_goes_back_with_it() -> None:
