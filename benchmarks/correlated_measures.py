@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.control.policies.shortage import LONGEST
+from anabranch.control.policies.shortage import LEAST, LONGEST
 from anabranch.planning.recovery.exact import plan_exact
 from anabranch.planning.recovery.order import CPU_CAP, Node, RecoveryOrder, schedule_recovery
 from anabranch.planning.recovery.queries import RecoveryProblem
@@ -152,7 +152,8 @@ class Measures:
     def of(found: Episode, alone: bool = False) -> Measures:
         """The ideal is that of the planner, whose slices take what they take beside the work of
         nodes; `alone`: as if they took nothing."""
-        due = schedule(found, CPU_CAP if alone else min(CPU_CAP, LONGEST - found.fixed))
+        room = max(LEAST * CPU_CAP, LONGEST - found.fixed)
+        due = schedule(found, CPU_CAP if alone else min(CPU_CAP, room))
         measured = found.ended - found.killed
         warm = [at - found.killed for at in found.warm]
         lives = [due[s].live if s in due else math.inf for s in found.needs.keys() - found.unhurt]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from disaster_driver import NODES, ROW_S, WHOLE
 from jobs import read_output, wait_for, write_rows
 
@@ -134,6 +135,7 @@ def shown(root: Path, name: str) -> pl.DataFrame:
     return read_output(root / f"out_{name}").sort("slice", "v")
 
 
+@pytest.mark.timeout(600)
 def test_queries_come_back_as_machines_do(tmp_path: Path) -> None:
     feed = Feed(tmp_path / "in")
     with EmbeddedCluster(nodes=1, memory_mb=512) as cluster:

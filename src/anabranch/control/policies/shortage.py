@@ -16,7 +16,8 @@ from anabranch.planning.recovery.queries import RecoveryProblem
 
 FILL = CPU_CAP  # share of a node that what comes back may fill
 FULL = 1.0  # share of a node that all may fill together, when all of it comes back
-LONGEST = 0.95  # share of an interval that a slice may take, with all that it takes by itself
+LONGEST = 0.95  # share of an interval that a slice may take, with all that it takes by itself …
+LEAST = 0.5  # … which takes at most this share of the room: slices may have been late before, too
 WAYS: tuple[How, ...] = ("spread", "room", "tight")
 
 
@@ -164,7 +165,8 @@ class Shortage:
 
     def longest(self, share: float) -> float:
         """What nodes may do in a slice, wave after wave."""
-        return max(0.0, min(share, LONGEST - self.fixed_share) - self.source_share)
+        room = max(LEAST * share, LONGEST - self.fixed_share)
+        return max(0.0, min(share, room) - self.source_share)
 
     @cached_property
     def whole(self) -> RecoveryProblem:
