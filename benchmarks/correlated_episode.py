@@ -30,7 +30,7 @@ from benchmarks.workloads import SETTINGS, say
 
 FILE_EVERY_S = 0.25
 INTERVAL_S = 1.0  # between slices, unless a job says otherwise
-LINGER_S = 5.0  # when all is well again
+LINGER_S = 12.0  # when all is well again: so long latency takes to settle
 STEADY = 3  # slices
 NICE = 5  # a third of the share of others
 DRAIN_S = 240.0  # for the rest of the input, when nobody measures: a full cluster is slow
