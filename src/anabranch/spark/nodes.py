@@ -228,9 +228,10 @@ class NodeWatch:
         try:
             self._warm(node)
         except Exception as e:
-            log.warning("node %s joined but could not be warmed: %s", node, e)
+            if not self._closed.is_set():  # else the run is over, and perhaps the session
+                log.warning("node %s joined but could not be warmed: %s", node, e)
             return
-        if node in self.lost:
+        if node in self.lost or self._closed.is_set():
             return
         self.ready = (*self.ready, node)
         log.info("node %s joined", node)
