@@ -8,13 +8,14 @@ So each goes at the pace of its nodes, and no chain gets further than those abov
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.control.ledgers import Ledgers
 from anabranch.control.policies.capacity import is_short
 from anabranch.control.policies.shortage import FILL
+from anabranch.control.portion import Limits, Work
 from anabranch.control.recovery import plan_recovery
 from anabranch.control.settings import ControlConfig
 from anabranch.model.ids import NodeId, PartitionId
@@ -23,11 +24,9 @@ from anabranch.model.plan import Plan
 from anabranch.model.recovery import RecoveryPlan, Span
 from anabranch.model.slices import Cut
 
-FIRST_PART = 8  # slices, before it is known how long one takes
 # Intervals that a part keeps nodes that have no part in slices: it is to be worth its overhead, and
 # joins may wait for its end.
 ALONE = 2.5, 4.0
-MAX_PART_SLICES = 64
 
 
 @dataclass(frozen=True)
@@ -212,28 +211,16 @@ class Returning:
     # -- how much there is time for --------------------------------------------------------------
 
     def spans(
-        self, before: RecoveryPlan, coming: Collection[str], shared_s: float
+        self, before: RecoveryPlan, coming: Collection[str], shared: Callable[[float], float]
     ) -> Mapping[str, Span]:
-        """What there is time for on every node, one slice of each chain at least. A node that has a
-        part in slices gives `shared_s`. Shadows go through all slices: with them, the chains that
-        are ahead wait for the others."""
+        """What there is time for, one slice of each chain at least. A node that has a part in
+        slices gives `shared`, which says how much that is of a part of some length. Shadows go
+        through all slices: with them, the chains that are ahead wait for the others."""
         work = self._work(before.placement, coming)
         starts = {c: self.at(c, before.placement) for c in work.order}
         left = work.costs({c: (at, work.end) for c, at in starts.items()})
-        budgets = self._budgets(before.placement, shared_s, left)
-        ends, used = dict(starts), Counter[NodeId]()
-        for turn in range(MAX_PART_SLICES if work.known else FIRST_PART):
-            at = min(ends.values()) if before.shadows else None
-            takes = work.next(ends, at)
-            costs = work.costs({c: (ends[c], ends[c] + 1) for c in takes})
-            full = {n for n, s in costs.items() if turn and used[n] + s > budgets[n]}
-            if full and before.shadows:
-                break
-            takes = work.next(ends, at, {c for c in takes if full & work.nodes[c]})
-            if not takes:
-                break
-            used.update(work.costs({c: (ends[c], ends[c] + 1) for c in takes}))
-            ends |= {c: ends[c] + 1 for c in takes}
+        limits = self._limits(before.placement, shared, left)
+        ends = work.portion(starts, limits, together=bool(before.shadows))
         # Chains that have nothing to do, and are not needed by others, are left alone.
         some = {c for c in work.order if starts[c] < ends[c]}
         some |= {u for c in some for u in work.above[c]}
@@ -250,8 +237,7 @@ class Returning:
             work = self._work(placement, found)
             spans = {c: (self.at(c, placement), work.end) for c in work.order}
             costs = work.costs(spans)
-            most = MAX_PART_SLICES if work.known else FIRST_PART
-            far = {c for c, (begin, end) in spans.items() if end - begin > most}
+            far = {c for c, (begin, end) in spans.items() if end - begin > work.most}
             for node in (n for n, s in costs.items() if s > limit_s):
                 mine = {c for c in spans if node in work.nodes[c]}
                 far |= mine if any(spans[c][1] - spans[c][0] > 2 for c in mine) else set()
@@ -309,12 +295,15 @@ class Returning:
         found |= self._plan.going_back(found)
         return self._plan.below(found) & frozenset(coming)
 
-    def _budgets(
-        self, placement: Placement, shared_s: float, left: Mapping[NodeId, float]
-    ) -> Mapping[NodeId, float]:
-        """Seconds. What has a part in slices, too, gives half of what these leave, if that is
-        more than `shared_s`. Of the others, those that have not much `left` do not wait for those
-        that have."""
+    def _limits(
+        self,
+        placement: Placement,
+        shared: Callable[[float], float],
+        left: Mapping[NodeId, float],
+    ) -> Limits:
+        """A node that has a part in slices, too, gives half of what these leave, if that is more
+        than `shared` of what the part takes on the others. Of these, those that have not much
+        `left` do not wait for those that have."""
         interval_s = self._interval_ms / 1000
         loads, waits = self._ledgers.costs.costs(placement).loads, self._ledgers.behind.chains
         live = {
@@ -322,17 +311,23 @@ class Returning:
             for n in placement.nodes
         }
         alone = self.alone(waits, placement)
-        least_s = min((s for n, s in left.items() if n in alone and s > 0), default=0.0)
-        alone_s = min(ALONE[1] * interval_s, max(ALONE[0] * interval_s, least_s))
-        return {
-            n: max(alone_s if n in alone else (1 - live[n]) / 2 * interval_s, shared_s)
+        some = [s for n, s in left.items() if n in alone and s > 0]
+        if not some:
+            most_s, shared_s = math.inf, shared(0.0)
+        else:
+            most_s = min(ALONE[1] * interval_s, max(ALONE[0] * interval_s, min(some)))
+            shared_s = shared(min(most_s, max(some)))
+        nodes = {
+            n: max((1 - live[n]) / 2 * interval_s, shared_s)
             for n in placement.nodes
+            if n not in alone
         }
+        return Limits(nodes, max(most_s, shared_s))
 
-    def _work(self, placement: Placement, coming: Collection[str]) -> _Work:
+    def _work(self, placement: Placement, coming: Collection[str]) -> Work:
         ledgers, chains = self._ledgers, self._plan.by_name
         order = sorted(coming, key=lambda c: (chains[c].depth, c))
-        return _Work(
+        return Work(
             order=tuple(order),
             above={c: {e.source for e in chains[c].inputs} & set(order) for c in order},
             nodes={
@@ -340,46 +335,10 @@ class Returning:
                 for c in order
             },
             row_s={c: ledgers.costs.node_row_s(placement, {c}) for c in order},
+            depth={c: chains[c].depth for c in order},
             rows={r.number: sum(r.rows.values()) for r in ledgers.slices.records},
             end=ledgers.slices.next_slice,
         )
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What chains have to make up for, and what that takes of their nodes."""
-
-    order: tuple[str, ...]  # those above first
-    above: Mapping[str, Collection[str]]  # of them, right above each
-    nodes: Mapping[str, set[NodeId]]
-    row_s: Mapping[str, Mapping[NodeId, float]]
-    rows: Mapping[int, int]  # of sources, by slice
-    end: int  # the next slice
-
-    @property
-    def known(self) -> bool:
-        """Is it known how long anything takes?"""
-        return any(any(s.values()) for s in self.row_s.values())
-
-    def costs(self, spans: Mapping[str, Span]) -> Counter[NodeId]:
-        """For how long these keep each node, in seconds."""
-        taken = Counter[NodeId]()
-        for chain, span in spans.items():
-            rows = sum(self.rows.get(n, 0) for n in range(*span))
-            for node, row_s in self.row_s[chain].items():
-                taken[node] += rows * row_s  # type: ignore[assignment]
-        return taken
-
-    def next(
-        self, ends: Mapping[str, int], at: int | None, without: Collection[str] = ()
-    ) -> list[str]:
-        """Chains that can go on by one slice, `at` which they are if that is said."""
-        takes: list[str] = []
-        for c in self.order:
-            below = all(ends[c] < ends[u] + (u in takes) for u in self.above[c])
-            if c not in without and ends[c] < self.end and below and at in (None, ends[c]):
-                takes.append(c)
-        return takes
 
 
 def _slice_of(cut: Cut | None) -> int:
