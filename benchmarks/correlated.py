@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import correlated_before, correlated_staggered, report
 from benchmarks import correlated_report as shown
 from benchmarks.correlated_before import Pairs
-from benchmarks.correlated_episode import Plan, run_episode
+from benchmarks.correlated_episode import INTERVAL_S, Plan, run_episode
 from benchmarks.correlated_harm import run_harm
 from benchmarks.correlated_jobs import CASES, Costs
 from benchmarks.correlated_measures import Measures, median
@@ -29,7 +29,9 @@ from benchmarks.correlated_report import Result, finite
 from benchmarks.correlated_staggered import Replays
 from benchmarks.workloads import say, scratch, write_result
 
-OPTIONS = {"checkpoint_interval": "10s"}
+# Five nodes on two cores: a slice takes half a second beside the waits of its operators, which
+# would be half of the usual interval.
+OPTIONS = {"checkpoint_interval": "10s", "slice": f"{INTERVAL_S:g}s"}
 # Arrivals as in figure 6, 2 to 6 minutes, in seconds; each is the middle of its share.
 FIRST_S, LAST_S = 120.0, 360.0
 SCALE, QUICK_SCALE = 12, 24

@@ -29,7 +29,7 @@ from benchmarks.correlated_jobs import RATE, Case, Costs, wrong
 from benchmarks.workloads import SETTINGS, say
 
 FILE_EVERY_S = 0.25
-INTERVAL_S = 1.0  # between slices, unless a job says otherwise
+INTERVAL_S = 2.0  # between slices
 LINGER_S = 12.0  # when all is well again: so long latency takes to settle
 STEADY = 3  # slices
 NICE = 5  # a third of the share of others
@@ -157,7 +157,9 @@ def _look_around(job: ab.Job, plan: Plan, found: Episode) -> None:
     assert placement is not None
     costs = run.controller.ledgers.costs.costs(placement)
     usual = statistics.median(p.seconds for p in job.recent_progress[-10:])
-    found.usual_s = 1.2 * max(1.0, usual)  # a slice is an interval long, or more on a busy machine
+    found.usual_s = 1.2 * max(
+        INTERVAL_S, usual
+    )  # more where the machine is busy
     found.loads = {str(p): load for p, load in costs.loads.items()}
     found.fixed = run.controller.ledgers.costs.fixed_s / INTERVAL_S
     queries = run.controller.plan.queries
