@@ -157,9 +157,7 @@ def _look_around(job: ab.Job, plan: Plan, found: Episode) -> None:
     assert placement is not None
     costs = run.controller.ledgers.costs.costs(placement)
     usual = statistics.median(p.seconds for p in job.recent_progress[-10:])
-    found.usual_s = 1.2 * max(
-        INTERVAL_S, usual
-    )  # more where the machine is busy
+    found.usual_s = 1.2 * max(INTERVAL_S, usual)  # more where the machine is busy
     found.loads = {str(p): load for p, load in costs.loads.items()}
     found.fixed = run.controller.ledgers.costs.fixed_s / INTERVAL_S
     queries = run.controller.plan.queries
