@@ -333,8 +333,8 @@ class Comeback(Machine[ComebackState]):
     def _next_part(self, left_ms: float) -> list[Command]:
         before, returning = self.expected(), self._returning
         near = returning.near(before, self.coming, max(left_ms / 1000, self._pace.least_s))
-        shared = (lambda _: math.inf) if self.stops else self._pace.shared_s
-        spans = returning.spans(before, self.coming, shared)
+        shared_s = math.inf if self.stops else self._pace.shared_s
+        spans = returning.spans(before, self.coming, shared_s)
         if near and (self._held <= 1 or not spans):
             more = near.keys() != self.coming
             self.running = returning.part(before, self.coming, near, more)

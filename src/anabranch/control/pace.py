@@ -1,9 +1,8 @@
 """How fast chains make up for what they lack, on nodes that have a part in slices, too.
 
-A part of a replay takes a share of their time there: of that from one slice to the next, or of the
-part's own if it takes longer on other nodes. Slices may wait for it. If what is left does not get
-less, that share is too small: it is doubled, up to a limit. Slices that are late follow each other
-more slowly, and parts are larger then, too.
+A part of a replay takes a share of their time there, from one slice to the next, and slices may
+wait for it. If what is left does not get less, that share is too small: it is doubled, up to a
+limit. Slices that are late follow each other more slowly, and parts are larger then, too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-SHARED = 0.3  # of the time from slice to slice
+SHARED = 0.2  # of the time from slice to slice
 MOST = 2.0  # of an interval, and of that time
 LATEST = 20  # intervals: slices that are later than that may have waited for rows, or nodes
 IN_VAIN = 5  # parts after which no less is left
@@ -39,10 +38,10 @@ class Pace:
                 max(self._interval_ms, began_ms - before_ms), LATEST * self._interval_ms
             )
 
-    def shared_s(self, part_s: float) -> float:
-        """What a part of this length takes of a node that has a part in slices."""
-        longest_s = max(self._period_ms / 1000, part_s)
-        return min(self._share * longest_s, MOST * self._interval_ms / 1000)
+    @property
+    def shared_s(self) -> float:
+        """What a part takes of a node that has a part in slices."""
+        return min(self._share * self._period_ms, MOST * self._interval_ms) / 1000
 
     @property
     def least_s(self) -> float:

@@ -9,7 +9,7 @@ So each goes at the pace of its nodes, and no chain gets further than those abov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.control.ledgers import Ledgers
@@ -211,15 +211,15 @@ class Returning:
     # -- how much there is time for --------------------------------------------------------------
 
     def spans(
-        self, before: RecoveryPlan, coming: Collection[str], shared: Callable[[float], float]
+        self, before: RecoveryPlan, coming: Collection[str], shared_s: float
     ) -> Mapping[str, Span]:
         """What there is time for, one slice of each chain at least. A node that has a part in
-        slices gives `shared`, which says how much that is of a part of some length. Shadows go
-        through all slices: with them, the chains that are ahead wait for the others."""
+        slices gives `shared_s`. Shadows go through all slices: with them, the chains that are
+        ahead wait for the others."""
         work = self._work(before.placement, coming)
         starts = {c: self.at(c, before.placement) for c in work.order}
         left = work.costs({c: (at, work.end) for c, at in starts.items()})
-        limits = self._limits(before.placement, shared, left)
+        limits = self._limits(before.placement, shared_s, left)
         ends = work.portion(starts, limits, together=bool(before.shadows))
         # Chains that have nothing to do, and are not needed by others, are left alone.
         some = {c for c in work.order if starts[c] < ends[c]}
@@ -296,14 +296,11 @@ class Returning:
         return self._plan.below(found) & frozenset(coming)
 
     def _limits(
-        self,
-        placement: Placement,
-        shared: Callable[[float], float],
-        left: Mapping[NodeId, float],
+        self, placement: Placement, shared_s: float, left: Mapping[NodeId, float]
     ) -> Limits:
         """A node that has a part in slices, too, gives half of what these leave, if that is more
-        than `shared` of what the part takes on the others. Of these, those that have not much
-        `left` do not wait for those that have."""
+        than `shared_s`. Of the others, those that have not much `left` do not wait for those that
+        have."""
         interval_s = self._interval_ms / 1000
         loads, waits = self._ledgers.costs.costs(placement).loads, self._ledgers.behind.chains
         live = {
@@ -312,11 +309,9 @@ class Returning:
         }
         alone = self.alone(waits, placement)
         some = [s for n, s in left.items() if n in alone and s > 0]
-        if not some:
-            most_s, shared_s = math.inf, shared(0.0)
-        else:
+        most_s = math.inf
+        if some:
             most_s = min(ALONE[1] * interval_s, max(ALONE[0] * interval_s, min(some)))
-            shared_s = shared(min(most_s, max(some)))
         nodes = {
             n: max((1 - live[n]) / 2 * interval_s, shared_s)
             for n in placement.nodes

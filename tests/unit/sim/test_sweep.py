@@ -78,7 +78,7 @@ def test_the_faults_that_are_needed_are_found() -> None:
 
 def test_a_seed_that_fails_tells_its_shortest_story(monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS["epochs_used_again_after_a_restart"](monkeypatch)
-    failed = next(o for o in map(simulate, range(200)) if o.violation and 3 < o.faults < 20)
+    failed = next(o for o in map(simulate, range(200)) if o.violation and 2 < o.faults < 9)
     only, least = shrink(failed, lambda only: simulate(failed.seed, only=only))
     assert least.violation
     assert len(only) < failed.faults

@@ -166,7 +166,7 @@ def test_killed_at_every_step(
     with killed_at(monkeypatch, -1) as steps:
         calm.run()
     calm.refuse_incomplete("calm")
-    for step in range(0, len(steps), 1 if LONG else 7):
+    for step in range(0, len(steps), 1 if LONG else 15):
         job = Job(tmp_path / f"{step}", server, told)
         with killed_at(monkeypatch, step), pytest.raises(Killed):
             job.run()

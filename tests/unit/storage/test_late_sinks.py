@@ -224,7 +224,7 @@ def every_step(kind: type[Kind], root: Path, monkeypatch: pytest.MonkeyPatch) ->
     with killed_at(monkeypatch, -1) as steps:
         calm.run()
     calm.refuse_incomplete("calm")
-    for step in range(0, len(steps), 1 if LONG else 9):
+    for step in range(0, len(steps), 1 if LONG else 17):
         job = Job(kind(root / f"{step}"))
         with killed_at(monkeypatch, step), pytest.raises(Killed):
             job.run()
