@@ -15,7 +15,7 @@ from plants import PLANTS
 from typer.testing import CliRunner
 
 from anabranch.cli import app
-from anabranch.control.controller import Controller
+from anabranch.control.outcomes import Outcomes
 from anabranch.control.schedule import Schedule
 from anabranch.sim import simulate
 from anabranch.sim.coverage import ANSWERS, FAULTS
@@ -105,7 +105,7 @@ def test_a_run_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_whatever_ends_a_run_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Controller, "_on_slice", lambda self, event: [][0])
+    monkeypatch.setattr(Outcomes, "slice_ran", lambda self, event: [][0])
     outcome = simulate(1, line("a"), Faults)
     assert outcome.violation is not None
     assert "IndexError" in outcome.violation

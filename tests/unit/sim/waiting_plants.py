@@ -18,6 +18,7 @@ from anabranch.control.ledgers.backups import BackupLedger
 from anabranch.control.ledgers.behind import BehindLedger
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
 from anabranch.control.ledgers.slices import SliceLedger
+from anabranch.control.outcomes import Outcomes
 from anabranch.control.portion import Work
 from anabranch.control.returning import Returning
 from anabranch.control.settings import Past
@@ -83,13 +84,14 @@ def what_a_start_is_told_of_waiting_chains_ignored(patch: pytest.MonkeyPatch) ->
 @plant
 def adaptive_backups_off_too_early(patch: pytest.MonkeyPatch) -> None:
     """With any cut, though chains wait; what they were to keep is asked for all the same."""
-    real, covers = Controller._on_reports, BackupLedger.covers
+    real, covers = Outcomes._durable, BackupLedger.covers
     begun: set[BackupLedger] = set()
 
-    def on_reports(self: Controller, reports: Any) -> list[Command]:
-        backups, commands = self.ledgers.backups, real(self, reports)
+    def durable(self: Outcomes, reports: Any) -> list[Command]:
+        machines, commands = self._machines, real(self, reports)
+        backups = machines.ledgers.backups
         cut = any(isinstance(c, TrimStorage) for c in commands)
-        noted = backups.all_in_a_cut() if cut and not self.comeback.absent else None
+        noted = backups.all_in_a_cut() if cut and not machines.comeback.absent else None
         begun.update([backups] if noted else [])
         return [*commands, *([noted] if noted else [])]
 
@@ -97,7 +99,7 @@ def adaptive_backups_off_too_early(patch: pytest.MonkeyPatch) -> None:
         kept = self in begun and self.first_kept[partition] <= first
         return kept or covers(self, partition, first, placement)
 
-    patch.setattr(Controller, "_on_reports", on_reports)
+    patch.setattr(Outcomes, "_durable", durable)
     patch.setattr(BackupLedger, "covers", taken)
 
 
