@@ -17,7 +17,9 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")  # there is a worker per core
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("anabranch", deadline=None, print_blob=True)
-settings.load_profile("anabranch")
+# What fails for one mutant says nothing about the next.
+settings.register_profile("mutants", parent=settings.get_profile("anabranch"), database=None)
+settings.load_profile("mutants" if "ANABRANCH_MUTANT" in os.environ else "anabranch")
 
 
 def pytest_collection_finish() -> None:

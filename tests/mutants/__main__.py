@@ -155,7 +155,7 @@ def _in_child(point: Point, pace: str) -> str | None:
     for stream in (1, 2):
         os.dup2(quiet, stream)
     sys.meta_path.insert(0, Changed(point))
-    os.environ["ANABRANCH_VALIDATE"] = "1"
+    os.environ["ANABRANCH_VALIDATE"] = os.environ["ANABRANCH_MUTANT"] = "1"
     try:
         for stage in STAGES[pace]:
             why = stage()

@@ -274,7 +274,7 @@ class Comeback(Machine[ComebackState]):
             [p for p in missing if p not in homes],
             loads,
             nodes,
-            source_share=ledgers.costs.source_share(max(1, len(nodes))),
+            source_share=ledgers.costs.source_share(len(nodes)),
             fixed_share=ledgers.costs.fixed_s * 1000 / self._config.slice_interval_ms,
             hosts=ledgers.owners.hosts,
             planner=self._config.strategy.planner,

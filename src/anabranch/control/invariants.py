@@ -143,7 +143,7 @@ def what_is_lost_agrees_with_the_rebuild(run: Controller) -> Iterator[str]:
     if rebuild.whole and missing:
         yield f"everything is whole, and {', '.join(map(str, sorted(missing)))} lost"
     if (rebuild.state is RebuildState.REPLAYING) != (rebuild.running is not None):
-        yield f"it is {rebuild.state.name}, and {'a' if rebuild.running else 'no'} recovery runs"
+        yield f"it is {rebuild.state.name}, and a recovery runs: {rebuild.running is not None}"
     if not rebuild.whole and not run.comeback.absent:
         yield f"it is {rebuild.state.name}, and chains wait: {', '.join(sorted(run.waiting))}"
     if rebuild.state is RebuildState.AWAITING and run.nodes:

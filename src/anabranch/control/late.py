@@ -25,8 +25,9 @@ def made_up(
         return []
     sinks = [s for s, by in plan.evaluating.items() if by & ends.keys()]
     staged: dict[int, list[Staged]] = {}
-    for one in (s for r in reports for s in r.staged if s.slice is not None):
-        staged.setdefault(one.slice or 0, []).append(one)
+    for one in (s for r in reports for s in r.staged):
+        if one.slice is not None:
+            staged.setdefault(one.slice, []).append(one)
     commands: list[Command] = []
     for number in range(min(behind.first[c] for c in ends), max(ends.values())):
         chains = tuple(c for c, end in ends.items() if behind.first.get(c, end) <= number < end)

@@ -60,7 +60,7 @@ class Returning:
         costs = self._ledgers.costs
         every = [p for c in self._plan.node_chains for p in partitions_of(placement.groups, c.name)]
         loads = costs.costs(placement).loads
-        return is_short(loads, nodes, costs.source_share(max(1, len(nodes))), every)
+        return is_short(loads, nodes, costs.source_share(len(nodes)), every)
 
     @property
     def all_need_older_layout(self) -> bool:
@@ -145,7 +145,7 @@ class Returning:
         ledgers = self._ledgers
         spans = {c: (at, at) for c in sorted(coming) for at in [self.at(c, placement)]}
         first = min((at for at, _ in spans.values()), default=ledgers.slices.next_slice)
-        records = ledgers.slices.after(first - 1) if coming else []
+        records = ledgers.slices.after(first - 1)
         planned = plan_recovery(
             self._plan,
             placement,

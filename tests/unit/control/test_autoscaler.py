@@ -137,6 +137,17 @@ def test_two_measurements_in_a_row_above_the_limit_scale_up_to_the_middle() -> N
     assert job.run(20) == []
 
 
+def test_full_nodes_are_a_reason_of_their_own() -> None:
+    """No chain has too few partitions, but there is too much beside each other on a node."""
+    config = replace(CONFIG, min_parallelism=2, max_nodes=4)
+    job = Job((2, 2, 2), nodes=2, config=config, fixed_s=0.1)
+    job.cores = {"a": 0.4, "b": 0.4, "c": 0.4}
+    assert job.run(6) == []
+    job.cores = {"a": 0.6, "b": 0.6, "c": 0.6}
+    (made,) = job.run(2)
+    assert (made.kind, made.add_nodes, made.why) == ("up", 2, "2 nodes are busy at 90% (limit 70%)")
+
+
 def test_a_single_spike_is_not_enough() -> None:
     job = settled()
     for _ in range(5):

@@ -296,6 +296,7 @@ def test_slices_run_between_the_parts_of_a_long_replay() -> None:
     assert job.controller.comeback.state is ComebackState.BESIDE
     run = job.second()
     assert (run.plan.number, run.plan.paused) == (missed + 1, {"a", "b"})
+    assert (run.beside, run.busy) == (True, {THIRD})  # the slice does not wait for that node
     assert job.plans[-1].more
     job.seconds(40)
     assert job.waiting == set()
@@ -486,6 +487,20 @@ def test_chains_begin_with_the_newest_cut_that_covers_them() -> None:
     assert {plan.cut for plan in plans} == {5}
     assert plans[0].files[p("b")] == ("b[0]@5",)
     assert next(plan for plan in plans if plan.slices).slices[0].number == 6
+
+
+def test_what_is_at_the_cut_keeps_its_state() -> None:
+    """It lost nothing, and waits for the one above it: there is nothing to read for it."""
+    job = Job(2, plan=forked(), loads={"a": 0.5, "b": 0.4, "c": 0.45}, interval=2000).begin()
+    cuts(job, 3)
+    before = job.placement.owners[p("b")]
+    begun = len(job.plans)
+    job.loses("a")
+    assert job.controller.frontier[p("b")] == 4
+    job.seconds(60)
+    assert "b" not in job.waiting
+    assert job.placement.owners[p("b")] == before
+    assert job.plans[begun].cut == 3
 
 
 def test_a_torn_checkpoint_goes_to_the_cut_before() -> None:

@@ -7,17 +7,20 @@ from dataclasses import replace
 import pytest
 from plays import COUNT, NODES, Play, counting, feed, kinds
 
+from anabranch.control.adjustment import AdjustmentState
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
 from anabranch.control.ledgers.watermark import WatermarkTracker
+from anabranch.control.pace import IN_VAIN, SHARED, Pace
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.control.policies.load import Load
 from anabranch.control.policies.recovery_bound import PLAN_EVERY, RecoveryBound
-from anabranch.control.remarks import BATCHES, _slower
+from anabranch.control.remarks import BATCHES, CHECKPOINTS, Remarks, Seen, _slower
 from anabranch.control.wishes import Wishes
 from anabranch.model.commands import FinishRun, PollNodes, RunSlice
 from anabranch.model.events import (
     BatchArrived,
     NodesPolled,
+    PartitionsPrepared,
     ScaleRequested,
     StopRequested,
 )
@@ -115,6 +118,46 @@ def test_a_stop_that_has_begun_waits_for_nothing_new() -> None:
     assert FinishRun() in after
 
 
+def test_a_change_that_waits_for_its_checkpoint_begins_again_when_that_is_given_up() -> None:
+    """A file that came between was never heard of: full ones will take the place of what the nodes
+    have loaded ahead."""
+    play = Play(interval=1)
+    play.start()
+    feed(play, 0)
+    play.written(1)
+    feed(play, 1, now_ms=10)
+    adjustment = play.controller.adjustment
+    play.controller.handle(ScaleRequested("count", 3, 20))
+    play.checkpoints.clear()
+    play.written(2)
+    play.controller.handle(NodesPolled(play.reports(3), 30))
+    assert adjustment.change is not None
+    loaded = {n: tuple(q for m, q in adjustment.change.loaded if m == n) for n in NODES}
+    ready = tuple(replace(r, prepared=loaded[r.node]) for r in play.reports(4))
+    feed(play, 2, now_ms=35)
+    play.controller.handle(PartitionsPrepared(ready, 40))
+    assert adjustment.state is AdjustmentState.SEALING
+    (run,) = play.controller.handle(BatchArrived(3, 45))
+    assert isinstance(run, RunSlice)
+    assert run.plan.seal
+    lacks = CheckpointWritten(COUNT[0], 4, play.placement.owners[COUNT[0]].epoch, "f", False, 1, 1)
+    play.ran(run, checkpoints=(lacks,))
+    assert adjustment.state is not AdjustmentState.SEALING
+
+
+# -- chains that come back -------------------------------------------------------------------------
+
+
+def test_parts_that_get_further_take_no_more_than_they_did() -> None:
+    pace = Pace(1_000)
+    for left in range(100, 0, -1):
+        pace.left(left)
+    assert pace.shared_s == SHARED
+    for _ in range(IN_VAIN + 1):
+        pace.left(1)
+    assert pace.shared_s == 2 * SHARED
+
+
 # -- load ------------------------------------------------------------------------------------------
 
 
@@ -167,11 +210,23 @@ def test_slower_and_slower_is_in_every_third(took: tuple[float, ...], slower: bo
     assert _slower([t for t in took for _ in range(third)], 1.0) is slower
 
 
+def test_what_grows_is_said_in_the_order_of_names() -> None:
+    names = [f"count_{i}" for i in range(20)]
+    remarks = Remarks(endless=frozenset(names))
+    said: list[str] = []
+    for number in range(1, 10 * CHECKPOINTS):
+        sizes = dict.fromkeys(names, 100 * number)
+        said += remarks.observe(Seen(0, 0, 0.1, number, {}, state_rows=sizes))
+    assert [text.split("'")[1] for text in said] == sorted(names)
+
+
 # -- watermarks --------------------------------------------------------------------------------
 
 
 def test_a_source_is_quiet_only_for_as_long_as_it_was_asked() -> None:
     ledger = WatermarkTracker({"s": 0}, {"s": 100})
+    ledger.look({"s": 0}, 900, anew=True)
+    assert ledger.quiet_ms == {"s": 0}  # its clock starts now
     ledger.look({"s": 1}, 1_000, anew=True)
     ledger.look({"s": 0}, 1_060, anew=True)
     assert ledger.quiet_ms == {"s": 60}

@@ -263,7 +263,7 @@ def _densely(problem: RecoveryProblem, resources: float) -> RecoveryOrder:
 
 #: What is tried; what can be placed of the best of it comes back.
 PLANNERS: Mapping[str, tuple[Planner, ...]] = {
-    "exact": (_exactly, _densely),
+    "exact": (_exactly, _densely, plan_progressive),
     "dp": (plan_dp,),
     "best_density": (plan_best_density,),
     "progressive": (plan_progressive,),
