@@ -20,12 +20,12 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import random
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -85,6 +85,19 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         file = SOURCE / self._point.file
         exec(compile(changed(file, self._point), str(file), "exec"), module.__dict__)
+
+
+def draw(every: Sequence[Point], count: int, seed: int) -> list[Point]:
+    """The same ones as before, where code has changed elsewhere."""
+    met: Counter[str] = Counter()
+    lots: list[tuple[bytes, Point]] = []
+    for point in every:
+        if not is_formal(point):
+            what = signature(point)
+            met[what] += 1
+            lot = hashlib.sha256(f"{seed} {met[what]} {what}".encode()).digest()
+            lots.append((lot, point))
+    return [point for _, point in sorted(lots)[:count]]
 
 
 def _seeds(first: int, last: int) -> Callable[[], str | None]:
@@ -203,7 +216,12 @@ def is_formal(point: Point) -> bool:
 
 
 def _line(point: Point) -> str:
-    return (SOURCE / point.file).read_text().splitlines()[point.line - 1].strip()
+    return _lines(point.file)[point.line - 1].strip()
+
+
+@cache
+def _lines(file: str) -> list[str]:
+    return (SOURCE / file).read_text().splitlines()
 
 
 def main() -> None:
@@ -216,8 +234,7 @@ def main() -> None:
     options = parser.parse_args()
     os.chdir(ROOT)
     every = all_points()
-    drawn = random.Random(options.seed).sample(every, min(options.sample, len(every)))
-    drawn = [p for p in drawn if options.only in p.name and not is_formal(p)]
+    drawn = [p for p in draw(every, options.sample, options.seed) if options.only in p.name]
     print(f"{len(every):,} mutants, {len(drawn)} drawn", flush=True)
     for pace in STAGES:
         left = [p for p in drawn if _is_left(p, pace, _results(options.file))]

@@ -531,8 +531,10 @@ def test_what_comes_back_is_whole_and_fits(
 
 # What is best by the sum of all rooms cannot be placed, and the densest query blocks the best one.
 BLOCKED = Job(
-    [query("q0", "c4"), query("q1", "c3", 2), query("q2", "c0"), query("q3", "c0")]
-    + [query("q4", "c1"), query("q5", "c4", 3)],
+    [
+        *(query("q0", "c4"), query("q1", "c3", 2), query("q2", "c0"), query("q3", "c0")),
+        *(query("q4", "c1"), query("q5", "c4", 3)),
+    ],
     {p("c0"): 0.0, p("c1"): 0.05, p("c2"): 0.0, p("c3"): 0.5, p("c5"): 0.5}
     | {p("c4"): 0.7, p("c4", 1): 0.2, p("c4", 2): 0.2},
     frozenset(f"c{i}" for i in range(6)),
