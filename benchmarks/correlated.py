@@ -40,7 +40,7 @@ FEWER, HARM = "fewer nodes killed", "driver and three more nodes killed"
 GROUPS = {"sides": SIDES, "planners": PLANNERS, "traffic": TRAFFIC, "fewer": FEWER, "harm": HARM}
 # Nodes → operators' costs. All together need a little more than a whole number of nodes, 2 and 3:
 # what is left carries a part, some arrivals bring back more, and the last ones are for relief.
-HASHTAGS = {5: Costs(0.20, 0.11), 8: Costs(0.29, 0.16)}
+HASHTAGS = {5: Costs(0.15, 0.08), 8: Costs(0.29, 0.16)}
 # Traffic: 6 partitions of the first wave and 2 of the second.
 ROADS = {5: Costs(0.25, 0.28), 8: Costs(0.37, 0.42)}
 QUICK = {5: Costs(0.11, 0.06), 8: Costs(0.20, 0.11)}  # a node less: there is less to catch up with

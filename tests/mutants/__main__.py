@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="those whose name has this in it")
     options = parser.parse_args()
     os.chdir(ROOT)
+    sys.path.insert(0, str(SOURCE.parent))  # of this tree, whatever is installed
     every = all_points()
     drawn = [p for p in draw(every, options.sample, options.seed) if options.only in p.name]
     print(f"{len(every):,} mutants, {len(drawn)} drawn", flush=True)

@@ -8,10 +8,9 @@ with the time each of them had. That is the recovery of rebuild.py, in parts. Th
 partitions, between two slices; later ones go on beside slices, which do not wait for them. What is
 left of a chain in the end is made up for between two slices again; it is in the next one.
 
-Which chains come back, and where, is up to policies/capacity.py, asked again with every loss, every
-node that joins and everything that has come back. Chains with the same cut begin together, those
-with the newest cut first: what is above a chain is covered by every cut that covers it. Others join
-them, between two parts, and each goes at the pace of its nodes.
+Which chains come back, and where, is asked again and again (choosing.py). Chains with the same cut
+begin together, those with the newest cut first: what is above a chain is covered by every cut that
+covers it. Others join them, between two parts, and each goes at the pace of its nodes.
 
 Partitions that were not lost keep what they have. Nothing is decided here but what can be read off
 the ledgers: which chains lack slices, which partitions have an owner, how far these are. So a
@@ -26,10 +25,11 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from anabranch.control import verdict
+from anabranch.control.choosing import Choosing
 from anabranch.control.late import made_up
 from anabranch.control.ledgers import Ledgers
-from anabranch.control.pace import Pace
-from anabranch.control.policies.capacity import Return, choose
+from anabranch.control.pace import MOST_WAITED_FOR, Pace
+from anabranch.control.policies.capacity import Return
 from anabranch.control.rebuild import Rebuild
 from anabranch.control.returning import Group, Returning
 from anabranch.control.settings import ControlConfig, Past
@@ -47,12 +47,10 @@ from anabranch.model.commands import (
 )
 from anabranch.model.events import CaughtUp
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import Ownership, Placement, partitions_of
+from anabranch.model.placement import Ownership, Placement
 from anabranch.model.plan import Plan
 from anabranch.model.recovery import Cause, RecoveryPlan
 from anabranch.model.reports import NodeReport
-
-LOOK_AGAIN = 10  # slices later, what partitions cost may be another
 
 
 class ComebackState(Enum):
@@ -91,21 +89,22 @@ class Comeback(Machine[ComebackState]):
         self._plan = plan
         self._config = config
         self._ledgers = ledgers
-        self._wishes = wishes
         self._rebuild = rebuild
         self._returning = Returning(plan, config, ledgers)
+        self._choosing = Choosing(plan, config, ledgers, wishes, self._returning)
         self.running: RecoveryPlan | None = None  # what the nodes are at, or the part before
-        self.choice: Return | None = None  # the newest
         self.stops = False  # the job is to end: all comes back, fast or slow
         self.coming: frozenset[str] = frozenset()  # chains that make up for what they lack just now
-        self._whole = 0  # nodes, before chains waited
-        self._newcomers = False  # since it was looked at who is to come back where
         self._ahead: frozenset[PartitionId] = frozenset()  # may be, of those that come back
         self._anew: frozenset[PartitionId] = frozenset()  # restored by the first part
-        self._look_at: int | None = None  # slice at which to choose again; None: at once
         self._held = 0  # parts that slices have waited for, since one ran
         self._tries = Tries()  # since it came further than ever
         self._pace = Pace(config.slice_interval_ms)
+
+    @property
+    def choice(self) -> Return | None:
+        """The newest, of who comes back."""
+        return self._choosing.newest
 
     @property
     def absent(self) -> bool:
@@ -151,12 +150,7 @@ class Comeback(Machine[ComebackState]):
 
     def is_short(self, placement: Placement) -> bool:
         """Is there less than all partitions take?"""
-        return self._returning.is_short(self._nodes, placement)
-
-    @property
-    def _nodes(self) -> list[NodeId]:
-        owners = self._ledgers.owners
-        return self._wishes.allowed(owners.nodes) if owners.nodes else []
+        return self._returning.is_short(self._choosing.nodes, placement)
 
     def starts(self, past: Past) -> bool:
         """Does a run begin with chains that wait: still, or because they do not all fit?"""
@@ -172,7 +166,7 @@ class Comeback(Machine[ComebackState]):
         """A placement without owners."""
         groups = self._rebuild.groups_of(past)
         self._ledgers.layouts.placed(groups)
-        return Placement(past.placement_version + 1, groups, {}, tuple(self._nodes[:1]))
+        return Placement(past.placement_version + 1, groups, {}, tuple(self._choosing.nodes[:1]))
 
     def start(self, past: Past) -> list[Command]:
         """Nobody has any state: all chains come back, those that fit first."""
@@ -202,7 +196,7 @@ class Comeback(Machine[ComebackState]):
         begun = self.running.restored if in_hand and self.running else abandoned
         self._ahead = frozenset(p for p in (self._ahead | begun) if p not in partitions)
         left = {p: o for p, o in placement.owners.items() if p not in partitions}
-        owners.use(placement.owned(left, self._nodes), frozenset(), 0)
+        owners.use(placement.owned(left, self._choosing.nodes), frozenset(), 0)
         self.running, self.coming = None, frozenset()
         if ledgers.behind.first or not self.absent:
             self._to(ComebackState.WAITING, cause.value)
@@ -225,14 +219,15 @@ class Comeback(Machine[ComebackState]):
 
     def joined(self) -> list[Command]:
         """Nodes came: more may fit. Where there was none, they are waited for."""
-        self._look_at, self._newcomers = None, True
+        self._choosing.nodes_came()
         if self._ledgers.owners.placement.nodes or self.replaying:
             return []
         return self._begin(Cause.NODES_CAME)
 
     def slice_ran(self, began_ms: int) -> None:
         self._held = 0
-        self._whole = len(self._nodes) if self.absent else self._whole
+        if self.absent:
+            self._choosing.all_are_live()
         self._pace.slice_ran(began_ms)
 
     def step(self, now_ms: int, began_ms: int) -> list[Command]:
@@ -245,52 +240,19 @@ class Comeback(Machine[ComebackState]):
             return [AwaitCatchUp()] if self.stops else []
         left_ms = began_ms + self._config.slice_interval_ms - now_ms
         late = self._held and left_ms <= 0 and not self.stops
-        if self._newcomers and not late:  # what is crowded may come back elsewhere
-            self._newcomers, self.coming = False, self.coming - self._returning.crowded(self.coming)
-        if self._may_look and not late:
-            choice = self._choose()
+        self.coming -= frozenset() if late else self._choosing.released(self.coming)
+        if self._choosing.is_due(self.coming, self.stops) and not late:
+            choice = self._choosing.choose(self.coming, self.stops)
             if choice.chains:
                 return self._begin(Cause.ROOM, choice)
         go_on = self.coming if self.state is ComebackState.BETWEEN else ()
         return self._next_part(left_ms) if go_on else []
 
-    @property
-    def _may_look(self) -> bool:
-        """Is it time to look for room, and does anybody wait?"""
-        due = self._look_at is None or self._ledgers.newest_slice >= self._look_at
-        return (due or self.stops) and bool(self._ledgers.behind.chains - self.coming)
-
-    def _choose(self) -> Return:
-        ledgers, placement = self._ledgers, self._ledgers.owners.placement
-        nodes, down = self._nodes, self._ledgers.behind.chains - self.coming
-        missing = [p for c in sorted(down) for p in partitions_of(placement.groups, c)]
-        # On nodes that are drained nothing counts, and nothing is put.
-        homes = {p: o.node for p, o in placement.owners.items() if o.node in nodes}
-        loads = {} if self.stops else ledgers.costs.costs(placement).loads
-        self.choice = choose(
-            self._plan.whole_queries,
-            down,
-            homes,
-            [p for p in missing if p not in homes],
-            loads,
-            nodes,
-            source_share=ledgers.costs.source_share(len(nodes)),
-            fixed_share=ledgers.costs.fixed_s * 1000 / self._config.slice_interval_ms,
-            hosts=ledgers.owners.hosts,
-            planner=self._config.strategy.planner,
-            blocking=self._config.recovery == "blocking",
-            moves=True,
-            patient=self._look_at is None and len(nodes) < self._whole,
-            depths={c.name: c.depth for c in self._plan.node_chains},
-        )
-        self._look_at = ledgers.newest_slice + LOOK_AGAIN
-        return self.choice
-
     def _begin(self, cause: Cause, choice: Return | None = None) -> list[Command]:
         """Under a new placement, with the first of those that are to come back."""
-        if not self._nodes:
+        if not self._choosing.nodes:
             return [AwaitNodes()]
-        choice = choice or self._choose()
+        choice = choice or self._choosing.choose(self.coming, self.stops)
         group = self._returning.group(choice.chains, choice.homes, self.coming, self._ahead)
         if self._returning.needs_older_layout(group.chains):
             return self._all_at_once(cause)
@@ -312,10 +274,10 @@ class Comeback(Machine[ComebackState]):
             for p in sorted(anew)
         }
         kept = {p: o for p, o in before.owners.items() if p not in anew}
-        placement = before.owned({**kept, **fresh}, self._nodes)
+        placement = before.owned({**kept, **fresh}, self._choosing.nodes)
         self._ahead, self._anew = (self._ahead - anew) | group.going_on, anew
         if group.chains < choice.chains:
-            self._look_at = None  # the others begin with another cut
+            self._choosing.again()  # the others begin with another cut
         self._pace.begin()
         begin = (group.cut.slice if group.cut else 0) + 1
         owners.use(placement, anew, begin)
@@ -324,7 +286,7 @@ class Comeback(Machine[ComebackState]):
         ledgers.backups.begin(anew, begin)
         self.coming |= group.chains
         plan = self._returning.beginning(self.coming, group.cut, placement)
-        near = self._returning.near(plan, self.coming, self._pace.least_s)
+        near = self._returning.near(plan, self.coming, self._pace.least_s, MOST_WAITED_FOR)
         if near.keys() == self.coming:  # at once
             plan = self._returning.replaying(plan, near, more=False)
         self.running = replace(plan, cause=cause)
@@ -332,7 +294,11 @@ class Comeback(Machine[ComebackState]):
 
     def _next_part(self, left_ms: float) -> list[Command]:
         before, returning = self.expected(), self._returning
-        near = returning.near(before, self.coming, max(left_ms / 1000, self._pace.least_s))
+        limit_s = max(left_ms / 1000, self._pace.least_s)
+        near = returning.near(before, self.coming, limit_s, self._pace.waited_for)
+        self._pace.nearly(
+            not near and returning.near(before, self.coming, limit_s, MOST_WAITED_FOR)
+        )
         shared_s = math.inf if self.stops else self._pace.shared_s
         spans = returning.spans(before, self.coming, shared_s)
         if near and (self._held <= 1 or not spans):
@@ -385,7 +351,7 @@ class Comeback(Machine[ComebackState]):
         self._ahead = frozenset(p for p in self._ahead if p.chain not in back)
         self._pace.back(back)
         if back or not self.coming:
-            self._look_at = None  # for more there may be room now
+            self._choosing.again()  # for more there may be room now
         if self.coming:
             self._to(ComebackState.BETWEEN)
             return commands

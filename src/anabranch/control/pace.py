@@ -14,6 +14,8 @@ SHARED = 0.2  # of the time from slice to slice
 MOST = 2.0  # of an interval, and of that time
 LATEST = 20  # intervals: slices that are later than that may have waited for rows, or nodes
 IN_VAIN = 5  # parts after which no less is left
+MOST_WAITED_FOR = 2  # of the slices that what comes back has yet to make up for, when …
+NEARLY = 3  # … that number of parts has not brought it down to one
 
 
 class Pace:
@@ -25,6 +27,7 @@ class Pace:
         self._began_ms: int | None = None  # the newest slice
         self._least = math.inf  # rows that were left to replay, and the parts since that was so
         self._vain = 0
+        self._nearly = 0  # parts in a row after which something was nearly there
         self._furthest: dict[str, int] = {}  # the slice that a chain came to, however often
 
     def begin(self) -> None:
@@ -47,6 +50,15 @@ class Pace:
     def least_s(self) -> float:
         """What it takes where there is no need for more."""
         return min(SHARED * self._period_ms, MOST * self._interval_ms) / 1000
+
+    @property
+    def waited_for(self) -> int:
+        """Slices that others may have to wait for, until these are made up for."""
+        return MOST_WAITED_FOR if self._nearly >= NEARLY else 1
+
+    def nearly(self, there: object) -> None:
+        """Is something, after this part?"""
+        self._nearly = self._nearly + 1 if there else 0
 
     def left(self, rows: int) -> None:
         """A part is to follow."""

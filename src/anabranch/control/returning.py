@@ -26,7 +26,7 @@ from anabranch.model.slices import Cut
 
 # Intervals that a part keeps nodes that have no part in slices: it is to be worth its overhead, and
 # joins may wait for its end.
-ALONE = 2.5, 4.0
+ALONE = 0.5, 4.0
 
 
 @dataclass(frozen=True)
@@ -227,11 +227,11 @@ class Returning:
         return {c: (starts[c], ends[c]) for c in sorted(some)}
 
     def near(
-        self, before: RecoveryPlan, coming: Collection[str], limit_s: float
+        self, before: RecoveryPlan, coming: Collection[str], limit_s: float, slices: int
     ) -> Mapping[str, Span]:
         """Chains that have so little left to make up for that slices may wait for it: a node needs
-        no longer than this for it, or than for the newest two. All chains on a node are near, or
-        none: while it has no part in slices, it is fast."""
+        no longer than this for it, or it is no more than the newest `slices`. All chains on a node
+        are near, or none: while it has no part in slices, it is fast."""
         placement, found = before.placement, set(coming)
         while found:
             work = self._work(placement, found)
@@ -240,7 +240,7 @@ class Returning:
             far = {c for c, (begin, end) in spans.items() if end - begin > work.most}
             for node in (n for n, s in costs.items() if s > limit_s):
                 mine = {c for c in spans if node in work.nodes[c]}
-                far |= mine if any(spans[c][1] - spans[c][0] > 2 for c in mine) else set()
+                far |= mine if any(spans[c][1] - spans[c][0] > slices for c in mine) else set()
             apart = set(coming) - found
             far |= {c for c in found if (self._plan.above[c] | self._plan.together[c]) & apart}
             far |= {c for c in found - far if not self._serves(c, set(coming) - found, placement)}
@@ -294,6 +294,24 @@ class Returning:
                     over -= mine[partition]
         found |= self._plan.going_back(found)
         return self._plan.below(found) & frozenset(coming)
+
+    def early(self, coming: Collection[str]) -> frozenset[str]:
+        """Chains that are not half way: where nodes come, some are quicker there, though they begin
+        again."""
+        placement, found = self._ledgers.owners.placement, set[str]()
+        for chain in coming:
+            cut = _slice_of(self._ledgers.checkpoints.covering(chain))
+            if 2 * (self.at(chain, placement) - cut) < self._ledgers.newest_slice - cut:
+                found.add(chain)
+        found |= self._plan.going_back(found)
+        return self._plan.below(found) & frozenset(coming)
+
+    def slow(self, coming: Collection[str]) -> frozenset[str]:
+        """Chains that come back to nodes which have a part in slices, too, and so little time."""
+        placement, waits = self._ledgers.owners.placement, self._ledgers.behind.chains
+        alone = self.alone(waits, placement)
+        shared = {p.chain for p, o in placement.owners.items() if o.node not in alone}
+        return frozenset(coming) & shared
 
     def _limits(
         self, placement: Placement, shared_s: float, left: Mapping[NodeId, float]

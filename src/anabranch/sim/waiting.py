@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anabranch.control.comeback import LOOK_AGAIN, ComebackState
+from anabranch.control.choosing import LOOK_AGAIN
+from anabranch.control.comeback import ComebackState
 from anabranch.control.controller import Controller
 from anabranch.model.ids import PartitionId
 from anabranch.model.placement import Placement

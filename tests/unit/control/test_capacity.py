@@ -377,7 +377,8 @@ def test_how_many_queries_of_two_waves_fit(live: Sequence[str]) -> None:
         lengths.append(round(job.slice, 3))
     print(f"live at first: {live}; queries on 1 to 5 nodes: {counts}, slices: {lengths}")
     assert counts == [4, 8, 15, 15, 15]
-    assert lengths == [0.8, 0.8, 1.2, 1.0, 0.6]  # from three nodes on there is room for all
+    # From three nodes on there is room for all. What comes back does so apart from what is live.
+    assert lengths == [0.8, 0.8, 1.2, 1.0, 0.8 if live else 0.6]
 
 
 @pytest.mark.parametrize("live", [(), ("a0",)])

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from anabranch.control.policies.shortage import FULL, WAYS, KnownLoads, Shortage, queries_of
+from anabranch.control.policies.shortage import APART, FULL, WAYS, KnownLoads, Shortage, queries_of
 from anabranch.errors import ConfigError
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.plan import Query
@@ -86,6 +86,7 @@ def choose(
     hosts: Mapping[NodeId, str] | None = None,
     blocking: bool = False,
     moves: bool = False,
+    free: frozenset[str] = frozenset(),
     depths: Mapping[str, int] | None = None,
     patient: bool = False,
 ) -> Return:
@@ -94,7 +95,8 @@ def choose(
     `placed` are partitions with state on a living node, those of chains that wait included;
     `unplaced` those of chains that wait that have none. `blocking`: all or nothing. With `moves`,
     a partition that waits where there is no room for it gets another home, which is among `homes`
-    then; without, its queries wait for room there. `fixed_share`: what a slice takes of an interval
+    then; without, its queries wait for room there. Chains that are `free` do so where a slice is
+    shorter with it. `fixed_share`: what a slice takes of an interval
     beside the work of nodes. `patient`: more nodes may come, so none is filled up. `depths`: the
     waves that chains run in; without them, only nodes have a limit, as if there were one wave.
     Sinks of source chains only, which need no chain, are always live.
@@ -112,6 +114,7 @@ def choose(
         fixed_share,
         hosts or {},
         moves,
+        free,
         depths or {},
     )
     short.check()
@@ -133,11 +136,11 @@ def _some(short: Shortage, planner: str, blocking: bool) -> Return:
 def _everything(short: Shortage, patient: bool) -> Return | None:
     """Those who are patient leave room, as if it did not all fit: more nodes may come."""
     placing, every = short.placing(), short.partitions(short.down)
-    if not placing.place_whole(every, WAYS):
+    if not placing.place_whole(every, APART):
         if patient and short.known.mean:
             return None
         placing = short.placing(full=True)
-        if not placing.place_whole(every, WAYS):
+        if not placing.place_whole(every, APART):
             placing.force(every)
     total = f"{short.demand:.2f} of {short.capacity(FULL):.2f}"
     why = f"all {queries_of(len(short.queries))} fit on {short.on}: {total}"
@@ -166,6 +169,9 @@ def _best(short: Shortage, planner: str) -> Return:
         tried.append(_by_slice(short))
     placing, chains = min(tried, key=lambda found: _rank(short, *found))
     done = len(short.complete(chains))
+    apart = short.placing()
+    if apart.place_whole(short.partitions(chains), APART):
+        placing = apart
     if done == len(short.waiting):
         chains |= short.last(placing)
     if chains:

@@ -16,9 +16,10 @@ from anabranch.planning.recovery.queries import RecoveryProblem
 
 FILL = CPU_CAP  # share of a node that what comes back may fill
 FULL = 1.0  # share of a node that all may fill together, when all of it comes back
-LONGEST = 0.95  # share of an interval that a slice may take, with all that it takes by itself …
+LONGEST = 0.8  # share of an interval that a slice may take, with all that it takes by itself …
 LEAST = 0.5  # … which takes at most this share of the room: slices may have been late before, too
 WAYS: tuple[How, ...] = ("spread", "room", "tight")
+APART: tuple[How, ...] = ("apart", *WAYS)  # on nodes of its own, what comes back is faster
 
 
 class KnownLoads:
@@ -51,6 +52,7 @@ class Shortage:
     fixed_share: float
     hosts: Mapping[NodeId, str]
     moves: bool
+    free: frozenset[str]
     depths: Mapping[str, int]
 
     def check(self) -> None:
@@ -158,6 +160,7 @@ class Shortage:
             self.costs,
             stays={n: str(self.homes[p]) for n, p in self.names.items() if p in self.homes},
             moves=self.moves,
+            free={name for name, p in self.names.items() if p.chain in self.free},
             groups={name: p.chain for name, p in self.names.items()},
             hosts={str(n): host for n, host in self.hosts.items()},
             waves=waves if self.depths else None,

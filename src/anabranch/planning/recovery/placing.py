@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Literal
 
@@ -22,9 +22,9 @@ DIGITS = 9  # that count where nodes are compared: others come from the order of
 #: The wave of partitions of which nobody says where they run: sources are at 0, nodes from 1 on.
 UNKNOWN_DEPTH = 0
 
-#: Of the nodes that a partition fits on: with fewest of its group, then with most room; with most
-#: room; with least room.
-How = Literal["spread", "room", "tight"]
+#: Of the nodes that a partition fits on: with nothing that runs already, then as the next; with
+#: fewest of its group, then with most room; with most room; with least room.
+How = Literal["apart", "spread", "room", "tight"]
 
 
 class Waves:
@@ -56,6 +56,11 @@ class Waves:
         """Of all waves."""
         return max(self._longest.values(), default=0.0)
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """That something runs on."""
+        return frozenset(node for _, node in self._taken)
+
     def copy(self) -> Waves:
         return Waves(self._depths, self.limit, self._taken)
 
@@ -82,9 +87,9 @@ class Placing:
     """Partitions that are being placed, and what is left of every node meanwhile.
 
     `rooms` is kept up to date. `stays` are partitions that can only go where they are or, with
-    `moves`, go elsewhere only if they do not fit there; `groups` and `hosts`, of partitions and of
-    nodes, are for spreading. Without `waves`, the time of a slice has no limit but that of every
-    node.
+    `moves`, go elsewhere only if they do not fit there, or are `free` to; `groups` and `hosts`, of
+    partitions and of nodes, are for spreading. Without `waves`, the time of a slice has no limit
+    but that of every node.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Placing:
         *,
         stays: Mapping[str, str] | None = None,
         moves: bool = False,
+        free: Collection[str] = (),
         groups: Mapping[str, str] | None = None,
         hosts: Mapping[str, str] | None = None,
         waves: Waves | None = None,
@@ -101,9 +107,10 @@ class Placing:
         self.rooms = rooms
         self.waves = waves
         self.placed: dict[str, str] = {}
-        self._costs, self._moves = costs, moves
+        self._costs, self._moves, self._free = costs, moves, free
         self._stays, self._groups, self._hosts = stays or {}, groups or {}, hosts or {}
         self._order = {node: i for i, node in enumerate(rooms)}
+        self._taken = waves.nodes if waves else frozenset[str]()
         self._here: Counter[tuple[str, str, str]] = Counter()  # of a group, by node and by host
 
     @property
@@ -164,9 +171,9 @@ class Placing:
 
     def _candidates(self, name: str) -> list[str]:
         home = self._stays.get(name)
-        if home is not None and (not self._moves or self._fits(name, home)):
-            return [home]
-        return list(self.rooms)
+        if home is None or name in self._free or (self._moves and not self._fits(name, home)):
+            return list(self.rooms)
+        return [home]
 
     def _fits(self, name: str, node: str) -> bool:
         cost = self._costs[name]
@@ -175,11 +182,14 @@ class Placing:
 
     def _best(self, name: str, nodes: list[str], how: How) -> str:
         def rank(node: str) -> tuple[float, ...]:
-            room, order, first = self.rooms[node], self._order[node], (0.0, False)
+            room, order = self.rooms[node], self._order[node]
+            first: tuple[float, ...] = (0.0, False)
             if self.waves is not None:
                 longer = self.waves.longer_by(name, self._costs[name], node)
                 first = (round(longer, DIGITS), self._stays.get(name) != node)
-            if how == "spread":
+            if how == "apart":
+                first = (node in self._taken, *first)
+            if how in ("apart", "spread"):
                 return (*first, *(self._here[k] for k in self._keys(name, node)), -room, order)
             return (*first, room if how == "tight" else -room, order)
 
