@@ -137,6 +137,23 @@ def test_two_measurements_in_a_row_above_the_limit_scale_up_to_the_middle() -> N
     assert job.run(20) == []
 
 
+def test_what_was_said_rests_too() -> None:
+    """Also where nothing comes of it."""
+    job = settled(config=replace(CONFIG, dry_run=True))
+    job.cores["a"] = 1.9
+    assert job.run(2) != []
+    job.cores = {"a": 1.0, "b": 1.9}
+    assert job.run(3) == []  # it cools down for 20 s
+    (made,) = job.run(2)
+    assert made.parallelism == {"b": 4}
+
+
+def test_only_what_is_quiet_is_scaled_down() -> None:
+    job = Job((8, 2), nodes=8, fixed_s=0.1, cores={"a": 2.5, "b": 0.1})  # 31 % and 5 %
+    (made,) = job.run(8)
+    assert made.parallelism == {"b": 1}
+
+
 def test_full_nodes_are_a_reason_of_their_own() -> None:
     """No chain has too few partitions, but there is too much beside each other on a node."""
     config = replace(CONFIG, min_parallelism=2, max_nodes=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -252,6 +253,16 @@ def test_what_is_connected_with_it_waits_and_comes_back_with_it() -> None:
     job.seconds(60)
     assert job.waiting == set()
     assert next(n for some, ns in job.restored(1) for n in ns if "a[0]" in some) == 1
+
+
+def test_what_a_slice_takes_by_itself_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "WORK_MS", 900)
+    job = Job(3, loads={"a": 0.2, "b": 0.35, "c": 0.5}).begin()
+    job.seconds(6)
+    assert job.controller.ledgers.costs.fixed_s == pytest.approx(0.9 - 0.5 - 0.35)
+    job.loses("b", "c")
+    assert job.controller.comeback.choice is not None
+    assert job.controller.comeback.choice.why.endswith(" of 0.75")
 
 
 def test_a_node_that_joins_brings_back_what_waited() -> None:

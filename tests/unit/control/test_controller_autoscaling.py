@@ -11,7 +11,14 @@ from anabranch.control.controller import Controller
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.control.settings import ControlConfig, Past
 from anabranch.errors import AdjustmentError
-from anabranch.model.commands import Command, NoteDecision, RequestNodes, RunSlice, WriteSlice
+from anabranch.model.commands import (
+    Command,
+    NoteDecision,
+    ReleaseNodes,
+    RequestNodes,
+    RunSlice,
+    WriteSlice,
+)
 from anabranch.model.events import BatchArrived, DrainRequested, Idled, ScaleRequested, SliceRan
 from anabranch.model.reports import PartitionReport, SourceReport
 
@@ -76,6 +83,17 @@ def test_a_decision_becomes_a_change_of_the_placement() -> None:
     assert note.decision.parallelism == {"count": 3}  # on three nodes; four would be better
     assert note.memory["decisions"][-1]["what"] == "count from 2 to 3 partitions"
     assert play.controller.adjusting
+    assert not any(isinstance(c, RequestNodes) for c in commands)
+
+
+def test_a_node_that_has_nothing_is_let_go_of_at_once() -> None:
+    config = replace(EAGER, drain_after="2s", min_parallelism=2, max_nodes=4)
+    play = Busy(config)  # two partitions on three nodes
+    play.busy = 0.01
+    commands = until_noted(play)
+    (note,) = noted(commands)
+    assert note.decision.drain == THIRD
+    assert commands[-1] == ReleaseNodes((THIRD,))
 
 
 def test_a_dry_run_changes_nothing() -> None:
