@@ -326,6 +326,25 @@ def test_what_has_nothing_to_do_with_it_is_not_planned_again() -> None:
     assert job.placement.owners == before.owners
 
 
+def test_nodes_that_are_to_spare_get_their_share_when_all_is_back() -> None:
+    job = short()
+    job.comes("3")
+    for _ in range(20):
+        job.second()
+        if not job.waiting:
+            break
+        assert job.controller.adjustment.settled
+        if job.batch == 6:
+            job.comes("4")
+    assert job.waiting == set()
+    assert not job.controller.adjustment.settled
+
+
+def test_another_parallelism_at_a_start_brings_all_back_at_once() -> None:
+    job = Job(1, {"rescaled": frozenset({"c"})}).begin()
+    assert job.waiting == set()
+
+
 def test_blocking_waits_for_all_of_them() -> None:
     job = both_lost(recovery="blocking")
     job.loses("b", "c")

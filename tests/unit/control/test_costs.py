@@ -260,3 +260,11 @@ def test_a_chain_is_spread_over_nodes_before_hosts() -> None:
     placement = place(plan, nodes, 1, {}, hosts={A: "h1", B: "h2", C: "h2", NodeId("d"): "h2"})
     for chain in ("x", "y"):
         assert {placement.owners[p].node for p in placement.partitions(chain)} == set(nodes)
+
+
+def test_what_some_chains_take_of_each_node() -> None:
+    plan = line()
+    ledger, placement = CostLedger(plan), place(plan, [A, B], 1, {})
+    ledger.observe(placement, slice_of(placement, 10, {x(0): 1.0, x(1): 2.0, y(0): 4.0}), 0)
+    took = {placement.owners[x(0)].node: 0.1, placement.owners[x(1)].node: 0.2}
+    assert ledger.node_row_s(placement, {"x"}) == pytest.approx(took)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plays import COUNT, NODES, Play, counting, feed, kinds
+from plays import COUNT, NODES, Play, counting, feed, kinds, record
 
 from anabranch.control.adjustment import AdjustmentState
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
+from anabranch.control.ledgers.slices import SliceLedger
 from anabranch.control.ledgers.watermark import WatermarkTracker
-from anabranch.control.pace import IN_VAIN, SHARED, Pace
+from anabranch.control.pace import IN_VAIN, MOST_WAITED_FOR, NEARLY, SHARED, Pace
 from anabranch.control.policies.autoscale import Autoscale
 from anabranch.control.policies.load import Load
 from anabranch.control.policies.recovery_bound import PLAN_EVERY, RecoveryBound
+from anabranch.control.portion import FIRST_PART, MAX_PART_SLICES, Limits, Work
 from anabranch.control.remarks import BATCHES, CHECKPOINTS, Remarks, Seen, _slower
 from anabranch.control.wishes import Wishes
 from anabranch.model.commands import FinishRun, PollNodes, RunSlice
@@ -158,6 +160,38 @@ def test_parts_that_get_further_take_no_more_than_they_did() -> None:
     assert pace.shared_s == 2 * SHARED
 
 
+def test_slices_wait_for_one_that_is_made_up_for_and_for_two_if_need_be() -> None:
+    pace = Pace(1_000)
+    for _ in range(NEARLY):
+        assert pace.waited_for == 1
+        pace.nearly(True)
+    assert pace.waited_for == MOST_WAITED_FOR == 2
+    pace.nearly(False)
+    assert pace.waited_for == 1
+
+
+def replayed(row_s: float, part_s: float) -> int:
+    """How far a chain gets that lacks slices from the first on."""
+    node = NODES[0]
+    work = Work(
+        order=("a",),
+        above={"a": ()},
+        nodes={"a": {node}},
+        row_s={"a": {node: row_s}},
+        depth={"a": 1},
+        rows=dict.fromkeys(range(1, 101), 10),
+        end=101,
+    )
+    return work.portion({"a": 1}, Limits({}, part_s))["a"] - 1
+
+
+def test_a_part_has_as_many_slices_as_there_is_time_for() -> None:
+    assert replayed(0.1, 2.5) == 2
+    assert replayed(0.1, 0.5) == 1  # else it would come to nothing
+    assert replayed(0.0, 2.5) == FIRST_PART == 8  # that is all there is known
+    assert replayed(0.001, 100.0) == MAX_PART_SLICES
+
+
 # -- load ------------------------------------------------------------------------------------------
 
 
@@ -236,3 +270,11 @@ def test_a_source_is_quiet_only_for_as_long_as_it_was_asked() -> None:
     assert ledger.quiet_ms == {"s": 100}
     ledger.look({"s": 2}, 1_200, anew=True)
     assert ledger.quiet_ms == {"s": 0}
+
+
+def test_a_driver_goes_on_from_the_time_that_the_one_before_had_come_to() -> None:
+    past = [record(1, watermark_us=500, quiet_ms={"s": 70})]
+    ledger = SliceLedger({"s": 0}, past, {"s": 100})
+    assert ledger.watermark_us == 500
+    ledger._watermark.look({"s": 0}, 1_000, anew=True)
+    assert ledger._watermark.quiet_ms == {"s": 70}
