@@ -326,6 +326,40 @@ def test_what_has_nothing_to_do_with_it_is_not_planned_again() -> None:
     assert job.placement.owners == before.owners
 
 
+def long_lost() -> Job:
+    """After thirty slices, none of them in a cut; b comes back on the node that a is live on."""
+    job = Job(3, loads={"a": 0.3, "b": 0.35, "c": 0.4}).begin()
+    job.seconds(30)
+    job.loses("b", "c")
+    assert job.node_of("b") == job.node_of("a")
+    return job
+
+
+def test_what_comes_back_slowly_begins_again_on_a_node_that_joins() -> None:
+    job = long_lost()
+    job.seconds(3)
+    at = job.controller.frontier[p("b")]
+    assert 1 < at < 15
+    begun = len(job.plans)
+    job.comes("7")
+    job.seconds(2)
+    assert (job.node_of("b"), job.node_of("c")) == ("7", "7")
+    first = next(numbers for some, numbers in job.restored(begun) if "b[0]" in some and numbers)
+    assert first[0] == 1
+
+
+def test_what_is_half_way_stays_where_it_is() -> None:
+    job = long_lost()
+    while job.controller.frontier[p("b")] < 0.6 * job.controller.ledgers.newest_slice:
+        job.second()
+    home = job.node_of("b")
+    job.comes("7")
+    job.seconds(3)
+    assert (job.node_of("b"), job.node_of("c")) == (home, "7")
+    job.seconds(120)
+    assert job.waiting == set()
+
+
 def test_nodes_that_are_to_spare_get_their_share_when_all_is_back() -> None:
     job = short()
     job.comes("3")

@@ -54,6 +54,14 @@ def test_a_restore_that_took_no_time_says_nothing() -> None:
     assert placement.version == 1
 
 
+def test_a_large_restore_says_how_fast_files_are_read() -> None:
+    bound = RecoveryBound(counting(), 5.0, 10.0)
+    large = {COUNT[0]: PartitionReport(2, 1, state_bytes=1_000_000_000)}
+    before = bound._restore_bytes_per_s
+    bound.recovered(1.0, frozenset(COUNT), 1, [NodeReport(NODES[0], "i", 1, large, restore_s=4.0)])
+    assert bound._restore_bytes_per_s == pytest.approx((before + 250_000_000) / 2)
+
+
 def test_the_first_placement_is_planned_at_once_and_then_again_and_again() -> None:
     plan = counting()
     placement = place(plan, NODES, 1, {})

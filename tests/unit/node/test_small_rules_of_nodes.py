@@ -13,6 +13,7 @@ from test_local_runs import Comparison, _simple
 
 from anabranch.errors import InvariantError
 from anabranch.model.ids import NodeId, PartitionId
+from anabranch.node.protocol.carried import ChainError
 from anabranch.node.protocol.host import Host
 from anabranch.node.protocol.messages import RecoverRequest, WarmRequest
 from anabranch.node.protocol.preparation import Preparations
@@ -102,3 +103,11 @@ def test_what_was_loaded_ahead_is_of_one_owner(tmp_path: Path) -> None:
     ahead.begin(job, request.plan, {mine: 5})
     later.pop()()
     assert ahead.take(mine, 5, request.plan)[1] == set()
+
+
+def test_a_failure_names_the_record_only_where_there_is_one() -> None:
+    raised = ValueError("no")
+    said = ChainError("op", raised, None).failure("a[0]").message
+    assert said == "its function raised ValueError: no"
+    said = ChainError("op", raised, "{'k': 1}").failure("a[0]").message
+    assert said.endswith("; the first record that fails is {'k': 1}")
