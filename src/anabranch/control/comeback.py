@@ -211,9 +211,11 @@ class Comeback(Machine[ComebackState]):
         cuts = (checkpoints.covering(c) for c in plan.chains_restored)
         if not all(self._ledgers.slices.reaches(c.slice if c else 0) for c in cuts):
             return [FailRun(error)]
-        # What was to be restored has no state; of shadows, later files would be of no use.
+        # What was to be restored from it has no state, nor has what an earlier recovery was to, of
+        # which nothing was heard; of shadows, later files would be of no use.
         begun = {p for p, n in self._ledgers.owners.frontier.items() if n <= plan.cut + 1}
-        return self.lost(plan.shadows | self._anew | plan.restored & begun, Cause.CHECKPOINT_TORN)
+        gone = plan.shadows | self._anew | (plan.restored | self._ahead) & begun
+        return self.lost(gone, Cause.CHECKPOINT_TORN)
 
     # -- who comes back --------------------------------------------------------------------------
 

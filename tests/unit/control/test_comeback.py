@@ -584,6 +584,29 @@ def test_a_torn_checkpoint_goes_to_the_cut_before() -> None:
     assert job.waiting == set()
 
 
+def test_what_a_recovery_had_begun_from_a_torn_cut_begins_again_too() -> None:
+    """Nothing was heard of it: its node may not have begun, and would with another cut."""
+    job = Job(4, loads={"a": 0.2, "b": 0.35, "c": 0.6}, interval=2000).begin()
+    cuts(job, 3)
+    job.second()
+    commands = lose(job, job.node_of("b"), job.node_of("c"))
+    assert isinstance(commands[-1], RecoverPartitions)
+    assert commands[-1].plan.restored == {p("b"), p("c")}
+    begun = job.placement.owners[p("c")]
+    commands = lose(job, job.node_of("b"))  # what is left is too little, and c is there
+    assert isinstance(commands[-1], RecoverPartitions)
+    assert commands[-1].plan.restored == {p("a"), p("b")}
+    assert job.placement.owners[p("c")] == begun
+    commands = job.controller.handle(RestoreFailed(StorageError("torn"), job.now_ms))
+    assert isinstance(commands[-1], RecoverPartitions)
+    assert commands[-1].plan.cut == 0
+    assert p("c") not in job.placement.owners
+    job.done(commands)
+    job.comes("9")
+    job.seconds(60)
+    assert job.waiting == set()
+
+
 def test_where_the_only_cut_that_covers_a_chain_is_torn_it_goes_to_the_beginning() -> None:
     """It is in no other, but that does not make it a new chain, whose state would be empty."""
     job = Job(interval=2000).begin()
