@@ -134,8 +134,9 @@ def _lives(cluster: SimCluster, checkers: Checkers, number: int = 0) -> None:
             continue
         if error is None and CheckpointLockedError in cluster.excuses:
             violated("a driver that was replaced went on to its end")
-        if _troubles(cluster) - troubles > MAX_TRIES:
-            cluster.excuses.add(ClusterError)  # by design: one partition may have met them all
+        if _troubles(cluster) - troubles >= MAX_TRIES:
+            # By design: one partition may have met them all, after it had none at the start.
+            cluster.excuses.add(ClusterError)
         if error is not None:
             if not isinstance(error, tuple(cluster.excuses)):
                 raise EndedError(error)
