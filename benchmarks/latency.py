@@ -8,7 +8,6 @@ application; the slices after its warm-up count, with everything in them.
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from benchmarks.workloads import (
     Shape,
     our_traffic,
     our_word_count,
+    remove,
     run_ours,
     say,
     scratch,
@@ -86,7 +86,7 @@ def _run(
     else:
         frame = (peers.word_count if query == "g3" else peers.traffic)(spark, source, shape)
         run = peers.run_peer(cluster, spark, frame, out, checkpoint, shape, warmup)
-    shutil.rmtree(root / "run")
+    remove(root / "run")
     return run
 
 

@@ -10,7 +10,6 @@ the same rows, or the run ends with a sentence.
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +29,7 @@ from benchmarks.workloads import (
     Shape,
     compared,
     read_files,
+    remove,
     run_ours,
     say,
     scratch,
@@ -252,7 +252,7 @@ def measure(sizes: dict[str, Size], rounds: int) -> tuple[Samples, dict[str, lis
                     source, out = root / f"in{suffix}", root / "run"
                     run = _run(cluster, spark, side, source, query, size, out)
                     answers.setdefault(name + suffix, []).append(answer_of(out / "out", query))
-                    shutil.rmtree(out)
+                    remove(out)
                     samples.setdefault((name + suffix, side), []).append(run)
                     rate = size.rows / run.mean
                     say(f"round {number + 1}/{rounds} {name}{suffix} {side}: {rate:,.0f}/s")

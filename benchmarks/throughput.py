@@ -8,7 +8,6 @@ runs all cases; the rate is that of the batches after the warm-up, with everythi
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from benchmarks.workloads import (
     Shape,
     compared,
     our_word_count,
+    remove,
     run_ours,
     say,
     scratch,
@@ -93,7 +93,7 @@ def _run(cluster: Any, spark: Any, side: str, source: Path, case: Case, root: Pa
         frame = case.peer(spark, source, shape)
         out, checkpoint = root / "out", root / "checkpoint"
         run = peers.run_peer(cluster, spark, frame, out, checkpoint, shape, warmup)
-    shutil.rmtree(root)
+    remove(root)
     return run
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -296,8 +297,18 @@ def turns(rounds: int) -> Iterator[tuple[int, str]]:
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A directory for inputs, outputs and checkpoints, gone at the end."""
-    with TemporaryDirectory(prefix="anabranch-benchmark-") as name:
+    with TemporaryDirectory(prefix="anabranch-benchmark-", ignore_cleanup_errors=True) as name:
         yield Path(name)
+
+
+def remove(directory: Path) -> None:
+    """The peer still tidies its state for a moment when its query has stopped."""
+    for _ in range(50):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"{directory} cannot be removed")
 
 
 def say(text: str) -> None:
