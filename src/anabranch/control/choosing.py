@@ -3,7 +3,7 @@
 It is asked with every loss, every node that joins, and everything that has come back; without
 these, every ten slices, because what partitions cost may be another by then. Where nodes join,
 chains that come back already may do so elsewhere: those on nodes that are too full with them, and
-those that are not half way, if they are quicker there though they begin again.
+those that have hardly begun, if they are quicker there though they begin again.
 """
 
 from __future__ import annotations

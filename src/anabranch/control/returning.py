@@ -26,7 +26,8 @@ from anabranch.model.slices import Cut
 
 # Intervals that a part keeps nodes that have no part in slices: it is to be worth its overhead, and
 # joins may wait for its end.
-ALONE = 0.5, 4.0
+ALONE = 1.0, 4.0
+EARLY = 0.25  # of what chains have to make up for: what is done is not worth much
 
 
 @dataclass(frozen=True)
@@ -296,12 +297,13 @@ class Returning:
         return self._plan.below(found) & frozenset(coming)
 
     def early(self, coming: Collection[str]) -> frozenset[str]:
-        """Chains that are not half way: where nodes come, some are quicker there, though they begin
-        again."""
+        """Chains that have hardly begun: where nodes come, some are quicker there, though they
+        begin again."""
         placement, found = self._ledgers.owners.placement, set[str]()
         for chain in coming:
             cut = _slice_of(self._ledgers.checkpoints.covering(chain))
-            if 2 * (self.at(chain, placement) - cut) < self._ledgers.newest_slice - cut:
+            done, all_in_all = self.at(chain, placement) - cut, self._ledgers.newest_slice - cut
+            if done < EARLY * all_in_all:
                 found.add(chain)
         found |= self._plan.going_back(found)
         return self._plan.below(found) & frozenset(coming)

@@ -337,9 +337,8 @@ def long_lost() -> Job:
 
 def test_what_comes_back_slowly_begins_again_on_a_node_that_joins() -> None:
     job = long_lost()
-    job.seconds(3)
-    at = job.controller.frontier[p("b")]
-    assert 1 < at < 15
+    job.seconds(2)
+    assert 1 < job.controller.frontier[p("b")] < 8
     begun = len(job.plans)
     job.comes("7")
     job.seconds(2)
@@ -348,9 +347,9 @@ def test_what_comes_back_slowly_begins_again_on_a_node_that_joins() -> None:
     assert first[0] == 1
 
 
-def test_what_is_half_way_stays_where_it_is() -> None:
+def test_what_has_come_some_way_stays_where_it_is() -> None:
     job = long_lost()
-    while job.controller.frontier[p("b")] < 0.6 * job.controller.ledgers.newest_slice:
+    while job.controller.frontier[p("b")] < 0.3 * job.controller.ledgers.newest_slice:
         job.second()
     home = job.node_of("b")
     job.comes("7")
