@@ -117,7 +117,7 @@ def slower_attempt_sends_its_own_rows(patch: pytest.MonkeyPatch) -> None:
 @plant
 def call_for_another_node_taken(patch: pytest.MonkeyPatch) -> None:
     def refuse_strange(self: Host[Any], request: DriverRequest) -> None:
-        if request.run < self._run:
+        if request.generation < self._generation:
             raise InvariantError("an older driver")
 
     patch.setattr(Host, "_refuse_strange", refuse_strange)
