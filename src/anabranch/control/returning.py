@@ -177,6 +177,7 @@ class Returning:
             senders=senders - restored - before.shadows,
             reads_log=any(self._plan.by_name[c].is_source for c in sources),
             kept=self._needed_below(coming, before.placement),
+            backups=self._ledgers.backups.chosen(before.placement),
         )
         shadows_at = before.next_slice if before.shadows else None
         return self.replaying(after, spans, more, shadows_at)

@@ -179,9 +179,9 @@ def both_lost(**settings: Any) -> Job:
     return job
 
 
-def short() -> Job:
+def short(**settings: Any) -> Job:
     """Two nodes; that of a and b is lost after three slices, and the other is full with c."""
-    job = Job().begin()
+    job = Job(**settings).begin()
     job.seconds(3)
     assert job.node_of("a") == job.node_of("b") == FIRST
     job.loses("b")
@@ -324,6 +324,20 @@ def test_what_has_nothing_to_do_with_it_is_not_planned_again() -> None:
     assert lose(job, NodeId("9")) == []
     job.seconds(2)
     assert job.placement.owners == before.owners
+
+
+def test_parts_say_who_backs_up_by_now() -> None:
+    job = short(adaptive_backups=True)
+    job.seconds(20)
+    job.comes("3")
+    job.seconds(2)
+    assert job.controller.comeback.state is ComebackState.BESIDE
+    assert job.plans[-1].backups == frozenset()
+    job.comes("4")
+    lose(job, NodeId("4"))  # the second: from now on all do
+    job.seconds(8)
+    assert job.plans[-1].part > 0
+    assert job.plans[-1].backups is None
 
 
 def long_lost() -> Job:

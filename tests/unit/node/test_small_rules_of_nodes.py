@@ -78,6 +78,19 @@ def test_each_driver_gets_the_heartbeats_of_its_nodes(tmp_path: Path) -> None:
     assert process.belongs_to == [("first", A), ("second", A)]
 
 
+def test_a_part_of_a_replay_says_who_backs_up(tmp_path: Path) -> None:
+    """Slices may leave out a node that has nothing else to do, and so not tell it."""
+    run, request = recovery(tmp_path)
+    job = run.cluster.hosts[A]._job
+    host: Host[Any] = Host(Process(), lambda spec: job)
+    host.recover(request, [])
+    assert all(p.backs_up for p in host.partitions.values())
+    (one, *_) = host.partitions
+    part = replace(request.plan, part=1, backups=frozenset({one}))
+    host.recover(replace(request, plan=part), [])
+    assert [p for p, x in host.partitions.items() if x.backs_up] == [one]
+
+
 def test_a_node_that_does_not_know_the_job_is_told_of_it(tmp_path: Path) -> None:
     _, request = recovery(tmp_path)
     host: Host[Any] = Host(Process(), lambda spec: None)

@@ -322,6 +322,8 @@ class Host(Generic[R]):
             restore_s = self._install(request)
         self._hand.inbox.floor = plan.first
         self._hand.notes = SliceNotes(plan.next_slice - 1, restore_s)
+        for partition in self.partitions.values():  # slices may leave out this node, and not tell
+            partition.backs_up = plan.backups is None or partition.id in plan.backups
         self._recovery, self._recovering = (plan.placement.version, plan.part), True
 
     def _install(self, request: RecoverRequest) -> float:
