@@ -69,7 +69,7 @@ LEGAL = {
     ComebackState.WAITING: _DONE - {ComebackState.BETWEEN} | {ComebackState.REPLAYING},
     ComebackState.REPLAYING: _DONE,
     ComebackState.BESIDE: _DONE,
-    ComebackState.BETWEEN: frozenset(ComebackState) - {ComebackState.ABSENT, ComebackState.BETWEEN},
+    ComebackState.BETWEEN: frozenset(ComebackState) - {ComebackState.BETWEEN},
 }
 
 

@@ -11,6 +11,7 @@ an invariant carries the story, and a run that validates itself checks all of th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum, auto
 from typing import assert_never
 
@@ -52,6 +53,7 @@ class Controller:
     ) -> None:
         self.plan = plan
         self._validate = validate
+        self._now_ms = 0  # with the newest event
         self.story = Story()
         self.machines = machines = Machines(plan, config, past, self.story)
         self.ledgers, self.wishes = machines.ledgers, machines.wishes
@@ -123,6 +125,9 @@ class Controller:
         that one clock leaves it out."""
         if self.schedule.state is SliceState.ENDED:
             return []
+        if event.now_ms < self._now_ms:  # it has waited for its turn
+            event = replace(event, now_ms=self._now_ms)
+        self._now_ms = event.now_ms
         self.schedule.wall_ms = event.now_ms if wall_ms is None else wall_ms
         self.story.begin(event)
         try:

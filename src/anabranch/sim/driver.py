@@ -235,13 +235,15 @@ class SimDriver:
                 self.checkers.answered(request, possible, accepted=True)
 
     def _offer(self, run: Run, batch: int) -> None:
-        """Spark offers a batch; when it is finished, Spark commits it."""
-        self.disk.offered_batch = batch
+        """Spark offers a batch; when it is finished, Spark commits it. It writes a file for each: a
+        driver that was replaced meanwhile takes back nothing."""
+        disk = self.disk
+        disk.offered_batch = max(disk.offered_batch, batch)
         while not run.offer(batch, batch):
             if run.over or not self._between(run):
                 return
         self.cluster.step("commit")
-        self.disk.committed_batch = batch
+        disk.committed_batch = max(disk.committed_batch, batch)
 
     def _between(self, run: Run) -> bool:
         """Between two slices of a batch others have their turn, also somebody who stops the run;

@@ -361,6 +361,21 @@ def test_what_comes_back_slowly_begins_again_on_a_node_that_joins() -> None:
     assert first[0] == 1
 
 
+def test_all_begin_again_where_one_that_joins_those_that_come_back_needs_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its cuts are from before the layout changed, and others are between two parts."""
+    job = long_lost()
+    job.seconds(2)
+    comeback = job.controller.comeback
+    assert (comeback.state, comeback.coming) == (ComebackState.BESIDE, {"b"})
+    monkeypatch.setattr(comeback._returning, "needs_older_layout", lambda chains: True)
+    job.comes("7")
+    job.seconds(2)
+    assert (job.waiting, comeback.state) == (set(), ComebackState.ABSENT)
+    assert job.plans[-1].restored == set(job.placement.owners)
+
+
 def test_what_has_come_some_way_stays_where_it_is() -> None:
     job = long_lost()
     while job.controller.frontier[p("b")] < 0.3 * job.controller.ledgers.newest_slice:
@@ -488,7 +503,7 @@ def test_a_state_that_kills_every_node_it_meets_ends_the_run() -> None:
                 job.ran(commands[-1], rows=1, now_ms=job.now_ms + WORK_MS)
         commands = lose(job, job.node_of("b"))
         if isinstance(commands[-1], RecoverPartitions):  # of nothing: the nodes are told
-            assert job.recovered(commands[-1], job.now_ms + SECOND_MS) == []
+            assert job.recovered(commands[-1], job.now_ms) == []
     (fail,) = commands
     assert isinstance(fail, FailRun)
     assert isinstance(fail.error, ClusterError)

@@ -17,6 +17,7 @@ from anabranch.control.policies.load import Load
 from anabranch.control.policies.recovery_bound import PLAN_EVERY, RecoveryBound
 from anabranch.control.portion import FIRST_PART, MAX_PART_SLICES, Limits, Work
 from anabranch.control.remarks import BATCHES, CHECKPOINTS, Remarks, Seen, _slower
+from anabranch.control.settings import Past
 from anabranch.control.wishes import Wishes
 from anabranch.model.commands import FinishRun, PollNodes, RunSlice
 from anabranch.model.events import (
@@ -37,6 +38,20 @@ def test_time_rests_before_the_first_slice() -> None:
     play.start()
     assert play.controller.ledgers.slices.time_will_rest
     assert not play.controller.ledgers.slices.time_has_moved
+
+
+def test_time_does_not_go_back_with_an_event_that_has_waited() -> None:
+    """Its bringer's clock read less; the wall clock is wrong by days, so the other one counts."""
+    behind = Past(slices=(record(1, processing_ms=10**9),))
+    play = Play(past=behind)
+    play.start()
+    times = []
+    for batch, now_ms in enumerate((10_000, 30_000, 12_000), 1):
+        run = play.controller.handle(BatchArrived(batch, now_ms), 5)[-1]
+        assert isinstance(run, RunSlice)
+        times.append(run.plan.processing_ms)
+        play.ran(run, rows=1, now_ms=now_ms)
+    assert times == [10**9, 10**9 + 10_000, 10**9 + 10_000]
 
 
 # -- the recovery bound ----------------------------------------------------------------------------
