@@ -216,7 +216,7 @@ class Play:
             sources = (SourceReport(0, chunks, {"s": rows}, {"s": 100 * number}, 0, 0.0),)
             changes = {"sources": sources, **changes}
         reports = self.reports(number + 1, **changes)
-        now_ms = 50 * number if now_ms is None else now_ms
+        now_ms = self.controller.schedule.began_ms if now_ms is None else now_ms  # at once
         return self.controller.handle(SliceRan(number, tasks, reports, now_ms), wall_ms)
 
     def written(
