@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.api import Job, KeyedStream, Stream, Topology, WindowedStream, describe
 from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.balance import Balance
 from anabranch.driver.progress import Progress, Totals
 from anabranch.driver.queries import CapacityStatus, QueryStatus
 from anabranch.driver.status import JobStatus, NodeStatus, OperatorStatus
@@ -54,6 +55,7 @@ __all__ = [
     "AdjustmentError",
     "AnabranchError",
     "Autoscale",
+    "Balance",
     "CapacityStatus",
     "CheckpointLockedError",
     "CheckpointMismatchError",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import anabranch as ab
 from anabranch.control.policies.strategies import Strategy
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import Placement, adjust, place
+from anabranch.model.placement import Placement, adjust, evenly, place
 from anabranch.node.arrow.state import ArrowState
 from anabranch.testing import Drain, Idle, Join, LocalJob, Lose, Restart, Scale, Step, play
 from effort import examples
@@ -200,7 +200,7 @@ def test_adjusted_placements(
     epochs = {p: o.epoch for p, o in placement.owners.items()}
     for wanted, allowed in changes:
         parallelism = {c: n for c, n in wanted.items() if c in placement.groups}
-        after = adjust(placement, parallelism, sorted(allowed), epochs)
+        after = adjust(placement, evenly(placement.groups, parallelism), sorted(allowed), epochs)
         loads = Counter(o.node for o in after.owners.values())
         assert set(loads) <= allowed
         assert max(loads.values()) - min(loads.get(n, 0) for n in allowed) <= 1
@@ -287,7 +287,13 @@ def test_scaled_again_and_again_between_two_checkpoints() -> None:
 def test_partitions_of_a_chain_spread_over_machines() -> None:
     hosts = {n: "x" if n in "abc" else "y" for n in NODES}
     placement = placement_of([4, 2], NODES, hosts)
-    after = adjust(placement, {"c0": 6, "c1": 3}, [*NODES[:2], *NODES[3:5]], {}, hosts)
+    after = adjust(
+        placement,
+        evenly(placement.groups, {"c0": 6, "c1": 3}),
+        [*NODES[:2], *NODES[3:5]],
+        {},
+        hosts,
+    )
     for placed in (placement, after):
         for chain in ("c0", "c1"):
             machines = Counter(hosts[placed.owners[p].node] for p in placed.partitions(chain))

@@ -93,7 +93,7 @@ class Job:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What the autoscaler decided in this run, and why."""
+        """What the job decided about itself in this run (`autoscale`, `balance`), and why."""
         return list(self._run.history.decisions)
 
     def scale(self, operator: str, parallelism: int) -> None:

@@ -210,7 +210,9 @@ class Topology:
         long as it likes, for after a long stop the first one may be large. Without any node the
         run waits for one, no longer than `node_wait` if that is given. With `autoscale`, the job
         measures its CPU and its slices and chooses the parallelism of its operators, and the
-        nodes it asks for, by itself. With a `parallel_recovery` of 2 or more, a lost partition of
+        nodes it asks for, by itself. With `balance`, it counts the rows of its keys, and keys move
+        from partitions that get more than their share to those that get less. With a
+        `parallel_recovery` of 2 or more, a lost partition of
         an operator that only sinks read is rebuilt in this number of parts, each on a node of its
         own, until the next checkpoint makes them one.
         `recovery` is for losses that leave too few nodes for all queries (a query is a sink, with

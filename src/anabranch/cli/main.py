@@ -161,6 +161,9 @@ def run(
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the job choose its parallelism.")
     ] = DEFAULTS["autoscale"],
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Let the job move keys off busy partitions.")
+    ] = DEFAULTS["balance"],
     max_nodes: Annotated[
         int | None, typer.Option(help="… and the number of its nodes, up to this many.")
     ] = None,
@@ -220,6 +223,7 @@ def run(
                 slice_timeout=slice_timeout,
                 node_wait=node_wait,
                 autoscale=Autoscale(max_nodes=max_nodes) if autoscale else False,
+                balance=balance,
                 parallel_recovery=parallel_recovery,
                 drop_state=drop_state or (),
                 state_url=state_url,

@@ -117,7 +117,7 @@ class Adjustment(Machine[AdjustmentState]):
         """After a cut, partitions that a recovery divided are to be put together."""
         placement = self._ledgers.owners.placement
         for chain, groups in self._ledgers.layouts.divided.items():
-            self._wishes.scale(chain, max(groups) + 1, placement)
+            self._wishes.lay_out(chain, groups, placement)
 
     def release(self) -> list[Command]:
         """Let go of drained nodes that have nothing any more."""

@@ -36,6 +36,7 @@ from anabranch.model.placement import (
     Layout,
     Placement,
     adjust,
+    evenly,
     place,
     promote,
     reassign,
@@ -237,7 +238,8 @@ class Rebuild(Machine[RebuildState]):
         self._ledgers.checkpoints.fall_back()
         if self._config.strategy.rollback:
             now = {c: len(placement.partitions(c)) for c in adjusted[1]}
-            placement = adjust(placement, adjusted[1], nodes, owners.epochs, owners.hosts)
+            then = evenly(placement.groups, adjusted[1])
+            placement = adjust(placement, then, nodes, owners.epochs, owners.hosts)
             self.lost = frozenset(placement.owners)
             for chain, count in now.items():
                 if count != adjusted[1][chain]:

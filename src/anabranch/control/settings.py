@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.balance import Balance
 from anabranch.control.policies.strategies import Strategy
 from anabranch.model.costs import Costs
 from anabranch.model.ids import PartitionId
@@ -33,6 +34,7 @@ class ControlConfig:
     recovery_bound_s: float | None = None
     slice_interval_ms: int = 1_000
     autoscale: Autoscale | None = None
+    balance: Balance | None = None
     # A lost partition whose output goes to sinks only is rebuilt in this number of parts.
     parallel_recovery: int = 1
     strategy: Strategy = field(default_factory=Strategy)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from anabranch.control.policies.load import DRAIN_LIMIT, Load
 from anabranch.errors import AdjustmentError
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import Placement, adjust, copied, even_groups
+from anabranch.model.placement import Placement, adjust, copied, count_of, evenly
 from anabranch.model.plan import Plan
 
 
@@ -37,7 +37,8 @@ class Wishes:
     def __init__(self, plan: Plan, copies: bool = False) -> None:
         self._plan = plan
         self._copies = copies  # of every partition
-        self._parallelism: dict[str, int] = {}
+        self._parallelism: dict[str, int] = {}  # that was asked for
+        self._layouts: dict[str, tuple[int, ...]] = {}  # of chains that keep theirs
         self.drained: set[NodeId] = set()
         self._spread = False
 
@@ -76,8 +77,15 @@ class Wishes:
             raise AdjustmentError(
                 f"{operator!r} is being scaled to {under_way} already; wait until that is done"
             )
-        if under_way is not None or placement.groups[chain] != even_groups(groups, parallelism):
+        if instead or under_way is not None or count_of(placement.groups[chain]) != parallelism:
             self._parallelism[chain] = parallelism
+            self._layouts.pop(chain, None)
+
+    def lay_out(self, chain: str, groups: tuple[int, ...], placement: Placement) -> None:
+        """Its key groups are to be of these partitions, unless another number of them was asked
+        for."""
+        if chain not in self._parallelism and placement.groups[chain] != groups:
+            self._layouts[chain] = groups
 
     def drain(self, node: NodeId, nodes: Sequence[NodeId], load: Load) -> None:
         if node not in nodes:
@@ -99,12 +107,12 @@ class Wishes:
         self.drained.add(node)
 
     def is_scaling(self, chain: str) -> bool:
-        return chain in self._parallelism
+        return chain in self._parallelism or chain in self._layouts
 
     @property
     def wanted(self) -> bool:
         """Is there anything that no change has been made of yet?"""
-        return bool(self._parallelism or self._spread)
+        return bool(self._parallelism or self._layouts or self._spread)
 
     def spread(self) -> None:
         """Nodes joined: give them their share."""
@@ -131,9 +139,10 @@ class Wishes:
         uncopied = (
             self._copies and len(allowed) > 1 and len(placement.copies) < len(placement.owners)
         )
-        if not (self._parallelism or leaving or self._spread or uncopied):
+        if not (self.wanted or leaving or uncopied):
             return None
-        after = adjust(placement, self._parallelism, allowed, epochs, hosts)
+        layouts = {**self._layouts, **evenly(placement.groups, self._parallelism)}
+        after = adjust(placement, layouts, allowed, epochs, hosts)
         if self._copies:
             after = copied(after, allowed, hosts)
         moved = frozenset(p for p, o in after.owners.items() if placement.owners.get(p) != o)
@@ -149,13 +158,17 @@ class Wishes:
     def done(self) -> None:
         """The placement is as it was wanted."""
         self._parallelism.clear()
+        self._layouts.clear()
         self._spread = False
 
     def _said(self, before: Placement, after: Placement, leaving: set[NodeId]) -> str:
         parts = [
             f"{c} from {len(before.partitions(c))} to {len(after.partitions(c))} partitions"
-            for c in self._parallelism
+            for c in (*self._parallelism, *self._layouts)
+            if len(before.partitions(c)) != len(after.partitions(c)) or c in self._parallelism
         ]
+        same = [c for c in self._layouts if len(before.partitions(c)) == len(after.partitions(c))]
+        parts += [f"keys of {c} moved between its partitions" for c in same]
         parts += [f"node {n} drained" for n in sorted(leaving)]
         new = [n for n in after.nodes if n not in before.nodes]
         if new:

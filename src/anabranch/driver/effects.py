@@ -201,7 +201,8 @@ class Effects:
                     notes.write_prediction(self._holding.store, command)
             case NoteDecision():
                 self._history.decided(command.decision)
-                self._holding.remember(command.memory)
+                if command.memory is not None:
+                    self._holding.remember(command.memory)
             case AwaitNodes():
                 return self.await_nodes()
             case PollNodes():

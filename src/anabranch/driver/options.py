@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, TypedDict
 
 from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.balance import Balance
 from anabranch.control.policies.strategies import STRATEGIES, Strategy
 from anabranch.control.settings import RECOVERY_MODES
 from anabranch.errors import ConfigError
@@ -31,6 +32,7 @@ class Given(TypedDict, total=False):
     slice_timeout: Duration | None
     node_wait: Duration | None
     autoscale: Autoscale | bool
+    balance: Balance | bool
     parallel_recovery: int
     drop_state: Sequence[str]
     state_url: str | None
@@ -53,6 +55,7 @@ class RunOptions:
     slice_timeout: Duration | None = None
     node_wait: Duration | None = None
     autoscale: Autoscale | bool = False
+    balance: Balance | bool = False
     parallel_recovery: int = 1
     drop_state: Sequence[str] = ()
     state_url: str | None = None
@@ -77,6 +80,8 @@ class RunOptions:
             raise ConfigError(
                 f"autoscale is {self.autoscale!r}; give True, False or ab.Autoscale(...)"
             )
+        if not isinstance(self.balance, bool | Balance):
+            raise ConfigError(f"balance is {self.balance!r}; give True, False or ab.Balance(...)")
         if isinstance(self.strategy, str) and self.strategy not in STRATEGIES:
             raise ConfigError(f"strategy is {self.strategy!r}; there are {', '.join(STRATEGIES)}")
         if self.recovery not in RECOVERY_MODES:
@@ -157,6 +162,10 @@ class RunOptions:
     @property
     def autoscaling(self) -> Autoscale | None:
         return Autoscale() if self.autoscale is True else self.autoscale or None
+
+    @property
+    def balancing(self) -> Balance | None:
+        return Balance() if self.balance is True else self.balance or None
 
     @property
     def survival(self) -> Strategy:

@@ -73,6 +73,7 @@ def prepare(
         key_groups=plan.graph.key_groups,
         max_rows_per_slice=options.max_rows_per_slice,
         event_times=parts.event_times,
+        counts_keys=options.balancing is not None,
     )
     dead = (o.name for o in plan.graph.operators if isinstance(o.kernel, DeadLetters))
     return Prepared(spec, fingerprinted, tuple(schemas), united, next(dead, None))
@@ -89,6 +90,7 @@ def control_config(parts: JobParts, options: RunOptions) -> ControlConfig:
         recovery_bound_s=None if bound_ms is None else bound_ms / 1000,
         slice_interval_ms=options.slice_interval_ms,
         autoscale=options.autoscaling,
+        balance=options.balancing,
         parallel_recovery=options.parallel_recovery,
         strategy=options.survival,
         recovery=options.recovery,

@@ -158,10 +158,11 @@ class NoteBackups:
 
 @dataclass(frozen=True, slots=True)
 class NoteDecision:
-    """The autoscaler decided something; `memory` is what it should know after a restart."""
+    """The job has decided something about itself; `memory` is what the autoscaler, if it was that,
+    should know after a restart."""
 
     decision: Decision
-    memory: Mapping[str, Any]
+    memory: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

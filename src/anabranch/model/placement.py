@@ -76,9 +76,19 @@ def routing(plan: Plan, groups: Layout | None) -> Layout:
     return found
 
 
+def count_of(groups: Sequence[int]) -> int:
+    """The number of partitions; each has a key group, the last one, too."""
+    return max(groups) + 1
+
+
 def even_groups(key_groups: int, parallelism: int) -> tuple[int, ...]:
     """Contiguous, even ranges of key groups: a split moves as few groups as it can."""
     return tuple(g * parallelism // key_groups for g in range(key_groups))
+
+
+def evenly(layout: Layout, parallelism: Mapping[str, int]) -> Layout:
+    """Of these chains, with another number of partitions."""
+    return {c: even_groups(len(layout[c]), count) for c, count in parallelism.items()}
 
 
 def place(
@@ -244,19 +254,17 @@ def split(
 
 def adjust(
     placement: Placement,
-    parallelism: Mapping[str, int],
+    layouts: Layout,
     nodes: Sequence[NodeId],
     epochs: Mapping[PartitionId, int],
     hosts: Mapping[NodeId, str] | None = None,
 ) -> Placement:
-    """Some chains at another parallelism, and all partitions spread evenly over `nodes`.
+    """Some chains in another layout, and all partitions spread evenly over `nodes`.
 
     A partition that keeps its node and its key groups keeps its epoch: it is not touched. As few
     as possible are.
     """
-    groups = dict(placement.groups)
-    for chain, count in parallelism.items():
-        groups[chain] = even_groups(len(groups[chain]), count)
+    groups = {**placement.groups, **layouts}
     loads = _Loads(nodes, hosts or {})
     homes: dict[PartitionId, NodeId | None] = {}
     for chain in dict.fromkeys(p.chain for p in placement.owners):

@@ -23,6 +23,7 @@ class PartitionReport:
     backup_bytes: int = 0
     out_bytes: int = 0
     due_ms: int | None = None  # the processing time at which its next timer comes
+    rows_by_group: Mapping[int, int] = field(default_factory=dict)  # that came, where keys count
     rows_by_operator: Mapping[str, int] = field(default_factory=dict)
     late_by_operator: Mapping[str, int] = field(default_factory=dict)
     dead_by_operator: Mapping[str, int] = field(default_factory=dict)  # rows put aside

@@ -1,4 +1,4 @@
-"""A decision of the autoscaler, as it is carried out, logged and shown."""
+"""What a job decides about itself, as it is carried out, logged and shown."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ class Decision:
     """What is to change, and why: a sentence with the figures it rests on."""
 
     at_ms: int
-    kind: str  # "up", "down", "back" (a rollback) or "none": it would, but it may not
+    # "up", "down", "back" (a rollback), "balance", or "none": it would, but it may not or cannot
+    kind: str
     what: str
     why: str
     parallelism: Mapping[str, int] = field(default_factory=dict)  # chain → partitions
     add_nodes: int = 0
     drain: NodeId | None = None
     dry_run: bool = False
+    by: str = "autoscaler"
 
     def __str__(self) -> str:
         would = "would do: " if self.dry_run else ""
-        return f"autoscaler: {would}{self.what}, because {self.why}"
+        return f"{self.by}: {would}{self.what}, because {self.why}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

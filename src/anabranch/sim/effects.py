@@ -136,6 +136,7 @@ class SimEffects(Effects):
                 self._world.tell("{} back up from now on", chosen or "none")
             case NoteDecision():
                 self._world.counts["decisions"] += 1
+                self._world.counts["keys balanced"] += command.decision.kind == "balance"
                 self._world.tell("{}", command.decision)
             case FinishRun():
                 self._world.tell("the run ends")

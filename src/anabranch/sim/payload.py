@@ -8,7 +8,7 @@ The node that carries it is the real one (`node/protocol`).
 from __future__ import annotations
 
 import marshal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +88,9 @@ class SimState:
                 state_rows=len(hashes),
                 state_bytes=100_000 * len(hashes),
                 out_bytes=len(rows),
+                rows_by_group=Counter(
+                    k % self._groups for ps in packets.values() for p in ps for k, _ in p
+                ),
             ),
             nbytes=len(rows),
         )

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from anabranch.control.policies.autoscale import Autoscale
+from anabranch.control.policies.balance import Balance
 from anabranch.control.policies.capacity import PLANNERS
 from anabranch.control.policies.strategies import Strategy
 from anabranch.control.settings import RECOVERY_MODES, ControlConfig
@@ -33,6 +34,8 @@ Row = tuple[int, int]  # key, value
 RawRow = tuple[int, int, int]  # key, a value no other row has, event time in microseconds
 RawShare = Mapping[str, tuple[RawRow, ...]]  # a source task's rows, by source
 
+BALANCING = 5  # one in so many jobs balances its keys
+BALANCE = Balance(theta_max=0.02, theta_min=0.01, interval="40ms", cool_down="40ms")
 AUTOSCALE = Autoscale(
     upper=0.4,
     lower=0.2,
@@ -147,6 +150,8 @@ def random_workload(seed: int, dice: random.Random) -> Workload:
     config = replace(config, slice_interval_ms=interval_ms, recovery=mode)
     if dice.random() < 0.1:
         config = replace(config, autoscale=AUTOSCALE, slice_interval_ms=20)
+    if seed % BALANCING == 3:
+        config = replace(config, balance=BALANCE)
     copies = dice.random() < 0.2
     config = replace(config, strategy=replace(config.strategy, copies=copies))
     row_s = dice.choice((0.0, 0.0, LONG_ROW_S))

@@ -150,7 +150,8 @@ class Play:
 
     def reports(self, next_slice: int, **changes: Any) -> tuple[NodeReport, ...]:
         """Every node's; `changes` are to the first one's. What waits is where it was."""
-        made, waiting = [], self.controller.waiting
+        made: list[NodeReport] = []
+        waiting = self.controller.waiting
         at = {p: n for p, n in self.controller.frontier.items() if p.chain in waiting}
         for node in self.placement.nodes:
             hosted = self.placement.hosted_by(node)

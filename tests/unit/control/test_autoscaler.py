@@ -16,7 +16,7 @@ from anabranch.control.policies.load import Load, Measurement
 from anabranch.errors import ConfigError
 from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import adjust, place
+from anabranch.model.placement import adjust, evenly, place
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.reports import NodeReport, PartitionReport, SourceReport
 from anabranch.model.scaling import Decision
@@ -106,7 +106,9 @@ class Job:
 
     def remap(self, parallelism: Mapping[str, int]) -> None:
         epochs = {p: o.epoch for p, o in self.placement.owners.items()}
-        self.placement = adjust(self.placement, parallelism, self.names, epochs)
+        self.placement = adjust(
+            self.placement, evenly(self.placement.groups, parallelism), self.names, epochs
+        )
         self.measured = []
 
     def run(self, measurements: int) -> list[Decision]:

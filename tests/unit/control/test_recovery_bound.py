@@ -9,7 +9,7 @@ import pytest
 from anabranch.control.policies.recovery_bound import EFFORT, FIXED_S, PLAN_EVERY, RecoveryBound
 from anabranch.model.graph import Graph, Kind, Operator
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import Placement, adjust, place, reassign
+from anabranch.model.placement import Placement, adjust, evenly, place, reassign
 from anabranch.model.plan import Plan, compile_plan
 from anabranch.model.reports import NodeReport, PartitionReport
 
@@ -110,7 +110,8 @@ def test_after_a_scaling_the_first_slice_plans_for_the_new_partitions() -> None:
     assert first is not None
     assert len({p.chain for p in first.backups}) == 1
     epochs = {p: o.epoch for p, o in placement.owners.items()}
-    after = adjust(placement, {"o0": 4, "o1": 4, "o2": 1}, NODES, epochs)
+    sizes = evenly(placement.groups, {"o0": 4, "o1": 4, "o2": 1})
+    after = adjust(placement, sizes, NODES, epochs)
     assert bound.plan(after) is None  # the new ones are not measured yet
     # Half the work in each partition of o0 and o1, twice as much in the one of o2: 0.5, 0.5, 2 s.
     run(bound, after, {"o0": 0.05, "o1": 0.05, "o2": 0.2}, 1)

@@ -6,7 +6,7 @@ The same code runs in Spark's source tasks (source chains) and in nodes (all oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ from anabranch.operators.rows.failing import (
     sift,
     without,
 )
+from anabranch.operators.rows.hashing import key_groups
 from anabranch.sinks.base import Sink
 
 
@@ -75,6 +76,15 @@ class ChainProgram:
     schemas: Mapping[str, pa.Schema]  # output of every operator the chain evaluates or reads
     key_groups: int
     inputs_of: Mapping[str, tuple[pa.Schema, ...]] = field(default_factory=dict)
+
+    def rows_by_group(self, packets: Mapping[int, Sequence[pa.Table]]) -> dict[int, int]:
+        """How many rows came for each key group."""
+        counts = np.zeros(self.key_groups, dtype=np.int64)
+        for edge in self.chain.inputs:
+            for rows in packets.get(edge.id, ()):
+                groups = key_groups(rows, edge.keys, self.key_groups)
+                counts += np.bincount(groups, minlength=self.key_groups)
+        return {int(g): int(counts[g]) for g in np.flatnonzero(counts)}
 
     @property
     def stateful(self) -> list[str]:

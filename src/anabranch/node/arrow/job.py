@@ -51,6 +51,7 @@ class JobSpec:
     key_groups: int
     max_rows_per_slice: int | None
     event_times: Mapping[str, str]  # source → its event-time column
+    counts_keys: bool = False  # are rows counted by key group?
 
     @cached_property
     def chains(self) -> Mapping[str, Chain]:
@@ -67,7 +68,8 @@ class JobSpec:
     # -- nodes ---------------------------------------------------------------------------------
 
     def new_state(self, partition: PartitionId) -> ArrowState:
-        return ArrowState(str(partition), self.programs[partition.chain], self.store)
+        program = self.programs[partition.chain]
+        return ArrowState(str(partition), program, self.store, self.counts_keys)
 
     def route(self, edge: Edge, placement: Placement, nodes: Sequence[NodeId]) -> Route:
         return route_of(edge, placement, nodes, self.key_groups)

@@ -23,8 +23,11 @@ from anabranch.storage.store import Store
 class ArrowState:
     """`name` is what people call the partition."""
 
-    def __init__(self, name: str, program: ChainProgram, store: Store) -> None:
+    def __init__(
+        self, name: str, program: ChainProgram, store: Store, counts_keys: bool = False
+    ) -> None:
         self._name = name
+        self._counts_keys = counts_keys
         self._program = program
         self._store = store
         self._sealed_schemas: dict[str, pa.Schema] = {}
@@ -53,6 +56,7 @@ class ArrowState:
                 state_rows=self.rows,
                 state_bytes=sum(s.nbytes for s in self.states.values()),
                 out_bytes=sum(t.nbytes for t in edges),
+                rows_by_group=self._program.rows_by_group(packets) if self._counts_keys else {},
                 rows_by_operator=result.rows,
                 dead_by_operator=result.dead,
             ),
