@@ -51,7 +51,7 @@ class Sizes:
     pairs: int  # with and without, of even keys
 
 
-FULL, QUICK = Sizes(90.0, 60.0, 9), Sizes(40.0, 20.0, 1)
+FULL, QUICK = Sizes(90.0, 30.0, 9), Sizes(40.0, 20.0, 1)
 
 
 # -- input -----------------------------------------------------------------------------------------

@@ -235,6 +235,7 @@ def test_what_has_another_name_here(write: Callable[[Any], Any], sentence: str) 
         (lambda: ab.Topology("t", key_groups=0), r"key_groups is 0; give at least 1"),
         (lambda: stream().key_by("k").top_k("t", "3", by="v"), r"k of top_k is '3'; give a whole"),
         (lambda: ab.Autoscale(max_nodes="3"), r"max_nodes of autoscale is '3'"),
+        (lambda: ab.Balance(theta_max="0.2"), r"theta_max='0\.2'; give shares of the mean load"),
         (lambda: ab.Autoscale(min_nodes=3, max_nodes=2), r"no less for max_nodes than for min_no"),
         (lambda: ab.Memory().rows(), r"call rows\(\) after topology\.run"),
         (lambda: ab.Parquet("s3://bucket/out"), r"URL \(s3://…\), but has to be a .*ab\.Delta"),
@@ -287,6 +288,7 @@ def ended() -> ab.Topology:
         ({"recovery": "fast"}, r"recovery is 'fast'; there are incremental, blocking, eager"),
         ({"recovery": None}, r"recovery is None; there are incremental, blocking, eager"),
         ({"autoscale": 3}, r"autoscale is 3; give True, False or ab\.Autoscale"),
+        ({"balance": "yes"}, r"balance is 'yes'; give True, False or ab\.Balance"),
         ({}, r"spark is None, which is no Spark session; .*EmbeddedCluster"),
     ],
 )

@@ -34,7 +34,7 @@ Row = tuple[int, int]  # key, value
 RawRow = tuple[int, int, int]  # key, a value no other row has, event time in microseconds
 RawShare = Mapping[str, tuple[RawRow, ...]]  # a source task's rows, by source
 
-BALANCING = 5  # one in so many jobs balances its keys
+BALANCING = 5  # one job of this number balances its keys
 BALANCE = Balance(theta_max=0.02, theta_min=0.01, interval="40ms", cool_down="40ms")
 AUTOSCALE = Autoscale(
     upper=0.4,

@@ -21,9 +21,11 @@ class Balance:
     dry_run: bool = False  # only say what it would do
 
     def __post_init__(self) -> None:
-        if not 0 < self.theta_min <= self.theta_max < 1:
+        both = self.theta_min, self.theta_max
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in both)
+        if not numbers or not 0 < self.theta_min <= self.theta_max < 1:
             raise ConfigError(
-                f"balance has theta_min={self.theta_min} and theta_max={self.theta_max}; give "
+                f"balance has theta_min={self.theta_min!r} and theta_max={self.theta_max!r}; give "
                 "shares of the mean load with 0 < theta_min <= theta_max < 1"
             )
         for name in ("interval", "cool_down"):
