@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from anabranch.control.policies.load import DRAIN_LIMIT, Load
 from anabranch.errors import AdjustmentError
 from anabranch.model.ids import NodeId, PartitionId
-from anabranch.model.placement import Placement, adjust, copied, count_of, evenly
+from anabranch.model.placement import Placement, adjust, copied, even_groups, evenly
 from anabranch.model.plan import Plan
 
 
@@ -77,7 +77,7 @@ class Wishes:
             raise AdjustmentError(
                 f"{operator!r} is being scaled to {under_way} already; wait until that is done"
             )
-        if instead or under_way is not None or count_of(placement.groups[chain]) != parallelism:
+        if under_way is not None or placement.groups[chain] != even_groups(groups, parallelism):
             self._parallelism[chain] = parallelism
             self._layouts.pop(chain, None)
 

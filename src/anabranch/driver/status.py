@@ -66,7 +66,7 @@ class JobStatus:
     nodes: tuple[NodeStatus, ...] = ()
     adjustments: tuple[str, ...] = ()  # the newest few, in words
     recoveries: tuple[str, ...] = ()
-    decision: str | None = None  # of the autoscaler, the newest
+    decision: str | None = None  # of the job about itself, the newest
     queries: tuple[QueryStatus, ...] = ()
     capacity: CapacityStatus | None = None  # None: what partitions cost is not known yet
     partial_plan: str | None = None  # while queries wait: what comes back, and why no more does

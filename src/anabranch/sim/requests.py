@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from anabranch.model.events import DrainRequested, Event, ScaleRequested
 from anabranch.model.ids import NodeId
-from anabranch.model.placement import Placement, count_of, even_groups
+from anabranch.model.placement import Placement, even_groups
 from anabranch.sim.workload import Workload
 from anabranch.sim.world import World
 
@@ -76,14 +76,14 @@ class Requests:
             return
         chain = self._chain(request.operator)
         assert chain is not None
-        if self._is(placement, chain, request.parallelism):
+        if _evenly(placement, chain, request.parallelism):
             self._either.add(chain)
         else:
             self.scalings[chain] = request.parallelism
 
     def journalled(self, placement: Placement, sure: bool = True) -> None:
         """What the placement fulfils is done; if that is not `sure`, nobody outside can tell."""
-        done = {c for c, n in self.scalings.items() if self._is(placement, c, n)}
+        done = {c for c, n in self.scalings.items() if _evenly(placement, c, n)}
         self.scalings = {c: n for c, n in self.scalings.items() if c not in done}
         if not sure:
             self._either |= done
@@ -95,9 +95,8 @@ class Requests:
         found = [c.name for c in self._job.plan.node_chains if operator in c.operators]
         return found[0] if found else None
 
-    def _is(self, placement: Placement, chain: str, parallelism: int) -> bool:
-        """Not as a recovery divided it; a job that balances its keys divides them as it likes."""
-        groups = placement.groups[chain]
-        if self._job.config.balance is not None and count_of(groups) == parallelism:
-            return True
-        return groups == even_groups(len(groups), parallelism)
+
+def _evenly(placement: Placement, chain: str, parallelism: int) -> bool:
+    """Not as a recovery divided it."""
+    groups = placement.groups[chain]
+    return groups == even_groups(len(groups), parallelism)
