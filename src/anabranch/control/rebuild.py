@@ -100,6 +100,8 @@ class Rebuild(Machine[RebuildState]):
     def start(self, past: Past) -> list[Command]:
         """Give out all partitions for the first time in this run."""
         owners = self._ledgers.owners
+        if past.behind:  # all begin together: a newer cut that some are not in is none
+            self._ledgers.checkpoints.back_to_all(self._plan.above)
         kept, version = self.groups_of(past), past.placement_version + 1
         placement = place(self._plan, owners.nodes, version, past.epochs, kept, owners.hosts)
         self._ledgers.layouts.placed(placement.groups)

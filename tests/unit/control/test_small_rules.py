@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plays import COUNT, NODES, Play, counting, feed, kinds, record
+from plays import COUNT, NODES, Play, apart, counting, feed, kinds, record
 
 from anabranch.control.adjustment import AdjustmentState
 from anabranch.control.ledgers.checkpoints import CheckpointLedger
@@ -30,7 +30,7 @@ from anabranch.model.events import (
 from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.placement import copied, place
 from anabranch.model.reports import CheckpointWritten, NodeReport, PartitionReport, SourceReport
-from anabranch.model.slices import Feed, SlicePlan
+from anabranch.model.slices import Cut, Feed, SlicePlan
 
 
 def test_time_rests_before_the_first_slice() -> None:
@@ -52,6 +52,28 @@ def test_time_does_not_go_back_with_an_event_that_has_waited() -> None:
         times.append(run.plan.processing_ms)
         play.ran(run, rows=1, now_ms=now_ms)
     assert times == [10**9, 10**9 + 10_000, 10**9 + 10_000]
+
+
+def test_a_start_from_before_the_layout_changed_leaves_aside_a_cut_of_some() -> None:
+    """The cut of slice 6 has one chain; the others begin with that of slice 2, under the layout of
+    that time, and so do all: the next cut is that of slice 4, and no older one than the newest."""
+    whole, two = (0, 0, 0, 0), (0, 0, 1, 1)
+    now, then = {"a": whole, "b": whole, "c": whole}, {"a": two, "b": whole, "c": whole}
+    past = Past(
+        cut=Cut(6, {}, {"c": list(whole)}),
+        previous=Cut(2, {}, {c: list(g) for c, g in then.items()}),
+        slices=tuple(record(n, placement=1 if n <= 4 else 2) for n in range(3, 8)),
+        groups=now,
+        layouts={1: then},
+        behind={"a": 5, "b": 5},
+        placement_version=2,
+    )
+    play = Play(past, plan=apart())
+    play.start()
+    assert play.recovery.cut == 2
+    assert play.recovery.next_slice == 5
+    assert play.controller.cut is not None
+    assert play.controller.cut.slice == 2
 
 
 # -- the recovery bound ----------------------------------------------------------------------------
