@@ -210,6 +210,15 @@ def test_a_layout_that_holds_is_no_wish() -> None:
     assert not wishes.wanted
 
 
+def test_a_recovery_does_not_divide_what_is_to_be_laid_out_anew() -> None:
+    plan = counting()
+    placement = place(plan, NODES, 1, {})
+    wishes = Wishes(plan)
+    assert not wishes.is_scaling("count")
+    wishes.lay_out("count", (0, 0, 0, 1), placement)
+    assert wishes.is_scaling("count")
+
+
 def test_a_recovery_in_parts_gives_back_the_layout_that_there_was() -> None:
     """A partition that a recovery divides is put together again as the balancer had made it."""
     play = Play(plan=counting(), parallel_recovery=2, interval=10)

@@ -51,3 +51,13 @@ def test_it_never_goes_back_also_when_resumed(seen: list[tuple[str, int, bool]],
         if i >= at:
             assert resumed.watermark_us == whole.watermark_us
         before = whole.watermark_us
+
+
+def test_where_all_sources_are_idle_time_is_as_far_as_that_of_the_furthest() -> None:
+    tracker = WatermarkTracker({"a": 0, "b": 0}, {"a": 10, "b": 10})
+    tracker.look({"a": 1, "b": 1}, 0, anew=True)
+    tracker.observe({"a": 100, "b": 50}, batch_end=True)
+    assert tracker.watermark_us == 50
+    tracker.look({}, 10, anew=True)
+    tracker.observe({}, batch_end=True)
+    assert tracker.watermark_us == 100
