@@ -272,7 +272,7 @@ class Comeback(Machine[ComebackState]):
         ledgers, owners, anew = self._ledgers, self._ledgers.owners, group.anew
         before = owners.placement
         fresh = {
-            p: Ownership(choice.homes.get(p) or before.owners[p].node, owners.epochs.get(p, 0) + 1)
+            p: Ownership(self._home(p, choice, before), owners.epochs.get(p, 0) + 1)
             for p in sorted(anew)
         }
         kept = {p: o for p, o in before.owners.items() if p not in anew}
@@ -293,6 +293,12 @@ class Comeback(Machine[ComebackState]):
             plan = self._returning.replaying(plan, near, more=False)
         self.running = replace(plan, cause=cause)
         return self._replay([ledgers.head()], ", ".join(sorted(group.chains)) or "nothing fits")
+
+    def _home(self, partition: PartitionId, choice: Return, before: Placement) -> NodeId:
+        """What begins again stays where it is, unless that node is drained."""
+        nodes = self._choosing.nodes
+        home = choice.homes.get(partition) or before.owners[partition].node
+        return home if home in nodes else min(nodes, key=lambda n: len(before.hosted_by(n)))
 
     def _next_part(self, left_ms: float) -> list[Command]:
         before, returning = self.expected(), self._returning

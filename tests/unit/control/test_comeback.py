@@ -11,6 +11,7 @@ from plays import FIRST, NODES, SECOND, THIRD, Play, apart, forked, kinds, lose,
 
 from anabranch.control.comeback import ComebackState
 from anabranch.control.controller import Phase
+from anabranch.control.policies.capacity import Return
 from anabranch.control.settings import Past
 from anabranch.control.tries import MAX_TRIES
 from anabranch.errors import AdjustmentError, ClusterError, StorageError
@@ -702,6 +703,17 @@ def test_a_drained_node_is_let_go_of_when_others_have_what_it_had() -> None:
     assert {job.node_of("a"), job.node_of("b")} == {"7"}
     assert job.released == [drained]
     assert drained not in job.controller.nodes
+
+
+def test_what_begins_again_because_of_others_does_not_begin_on_a_drained_node() -> None:
+    job = Job(3).begin()
+    nobody_moves = Return(frozenset(), {}, (), "")
+    home, comeback = job.node_of("b"), job.controller.comeback
+    assert comeback._home(p("b"), nobody_moves, job.placement) == home
+    job.controller.wishes.drained.add(home)
+    other = comeback._home(p("b"), nobody_moves, job.placement)
+    assert other != home
+    assert len(job.placement.hosted_by(other)) <= 1  # the emptiest
 
 
 # -- another driver --------------------------------------------------------------------------------

@@ -13,10 +13,13 @@ from test_local_runs import Comparison, _simple
 
 from anabranch.errors import InvariantError
 from anabranch.model.ids import NodeId, PartitionId
+from anabranch.model.placement import Ownership, Placement
+from anabranch.model.recovery import RecoveryPlan
 from anabranch.node.protocol.carried import ChainError
 from anabranch.node.protocol.host import Host
 from anabranch.node.protocol.messages import RecoverRequest, WarmRequest
 from anabranch.node.protocol.preparation import Preparations
+from anabranch.node.protocol.restoring import kept_of
 from anabranch.sim.payload import SimProcess
 
 A = NodeId("0")
@@ -124,3 +127,24 @@ def test_a_failure_names_the_record_only_where_there_is_one() -> None:
     assert said == "its function raised ValueError: no"
     said = ChainError("op", raised, "{'k': 1}").failure("a[0]").message
     assert said.endswith("; the first record that fails is {'k': 1}")
+
+
+def test_a_copy_that_a_late_call_has_left_does_not_stand_for_the_one_that_is_made() -> None:
+    """It has the epoch of its owner, whose state was another one then."""
+    here, there = PartitionId("k", 0), PartitionId("k", 1)
+    owners = {here: Ownership(A, 1), there: Ownership(NodeId("1"), 1)}
+    copies = {here: NodeId("1"), there: A}
+    placement = Placement(4, {"k": (0, 1)}, owners, (A, NodeId("1")), copies)
+    none = frozenset[PartitionId]()
+    plan = RecoveryPlan(placement, 5, {}, none, none, none, (), None, False)
+    mine: dict[PartitionId, Any] = {here: Epoch(1), there: Epoch(1)}
+    assert kept_of(mine, plan, A, same_driver=True) == mine
+    made = replace(plan, copied=frozenset({here, there}))
+    assert kept_of(mine, made, A, same_driver=True) == {here: mine[here]}  # its own is no copy
+
+
+@dataclass
+class Epoch:
+    """All that is looked at of a partition."""
+
+    epoch: int

@@ -197,7 +197,8 @@ def slice_sealed_twice(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def old_epoch_accepted(patch: pytest.MonkeyPatch) -> None:
-    def kept(partitions: Any, plan: RecoveryPlan, mine: Any, same_driver: bool) -> Any:
+    def kept(partitions: Any, plan: RecoveryPlan, node: Any, same_driver: bool) -> Any:
+        mine = plan.placement.held_by(node)
         found = {p: x for p, x in partitions.items() if p in mine}
         for partition in found.values():
             partition.epoch = mine[partition.id]
@@ -230,7 +231,8 @@ def old_driver_accepted(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def partitions_of_an_earlier_driver_kept(patch: pytest.MonkeyPatch) -> None:
-    def kept(partitions: Any, plan: RecoveryPlan, mine: Any, same_driver: bool) -> Any:
+    def kept(partitions: Any, plan: RecoveryPlan, node: Any, same_driver: bool) -> Any:
+        mine = plan.placement.held_by(node)
         if same_driver:
             return {p: x for p, x in partitions.items() if mine.get(p) == x.epoch}
         found = {p: x for p, x in partitions.items() if p in mine}

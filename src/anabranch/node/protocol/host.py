@@ -334,7 +334,7 @@ class Host(Generic[R]):
             raise InvariantError("a node was asked to recover a job it does not know")
         job = self._of_job if is_owned else self._job_of(request.spec or b"")
         mine = plan.placement.held_by(request.node)
-        kept = kept_of(self.partitions, plan, mine, request.driver == self._driver)
+        kept = kept_of(self.partitions, plan, request.node, request.driver == self._driver)
         promoted = {p: x for p, x in kept.items() if p in plan.promoted}
         taken = {
             p: restored(job, self.preparations, plan, p, epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anabranch.model.ids import PartitionId
+from anabranch.model.ids import NodeId, PartitionId
 from anabranch.model.recovery import RecoveryPlan
 from anabranch.node.protocol.carried import Job, R
 from anabranch.node.protocol.partition import Partition
@@ -14,17 +14,20 @@ from anabranch.node.protocol.preparation import Preparations
 def kept_of(
     partitions: Mapping[PartitionId, Partition[R]],
     plan: RecoveryPlan,
-    mine: Mapping[PartitionId, int],
+    node: NodeId,
     same_driver: bool,
 ) -> dict[PartitionId, Partition[R]]:
-    """Partitions that stay as they are, and copies that become partitions; `mine` are the epochs of
-    those that the node is to have. Nothing of an earlier driver's is kept."""
+    """Partitions of this node that stay as they are, and copies that become partitions. Nothing of
+    an earlier driver's is kept, nor a copy that is to be made: one that is there all the same comes
+    from a call that was late."""
     if not same_driver:
         return {}
+    mine = plan.placement.held_by(node)
+    made = plan.copied & plan.placement.copied_by(node).keys()
     return {
         p: x
         for p, x in partitions.items()
-        if p in mine and (mine[p] == x.epoch or p in plan.promoted)
+        if p in mine and p not in made and (mine[p] == x.epoch or p in plan.promoted)
     }
 
 
