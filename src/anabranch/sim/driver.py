@@ -29,6 +29,7 @@ from anabranch.model.commands import Command
 from anabranch.model.events import (
     Event,
     Idled,
+    NodesLost,
     StopRequested,
 )
 from anabranch.model.ids import NodeId
@@ -281,6 +282,8 @@ class SimRun(Run):
         handle = self.controller.handle
 
         def handled(event: Event, wall_ms: int | None = None) -> list[Command]:
+            if isinstance(event, NodesLost):  # also where what goes on beside slices met the loss
+                self._driver.lost(event.nodes)
             commands = handle(event, wall_ms)
             self._driver.requests.handled(event)
             return commands
