@@ -290,7 +290,8 @@ class Comeback(Machine[ComebackState]):
         plan = self._returning.beginning(self.coming, group.cut, placement)
         near = self._returning.near(plan, self.coming, self._pace.least_s, MOST_WAITED_FOR)
         if near.keys() == self.coming:  # at once
-            plan = self._returning.replaying(plan, near, more=False)
+            shadows_at = plan.next_slice if plan.shadows else None
+            plan = self._returning.replaying(plan, near, False, shadows_at)
         self.running = replace(plan, cause=cause)
         return self._replay([ledgers.head()], ", ".join(sorted(group.chains)) or "nothing fits")
 

@@ -65,7 +65,7 @@ class Placement:
 
 def partitions_of(layout: Layout, chain: str) -> list[PartitionId]:
     """All of a chain, whether they have an owner or not."""
-    return [PartitionId(chain, index) for index in range(max(layout[chain]) + 1)]
+    return [PartitionId(chain, index) for index in range(count_of(layout[chain]))]
 
 
 def routing(plan: Plan, groups: Layout | None) -> Layout:

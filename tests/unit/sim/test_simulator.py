@@ -72,7 +72,11 @@ def test_a_node_lost_between_two_stages_of_a_rebuild() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [171, 206, 905, 941, 1177, 1423, 690, 1707, 1736, 1878, 1949, 2132, 2168, 2438]
+    "seed",
+    [
+        *(171, 206, 905, 941, 1177, 1423, 690, 1707, 1736, 1878, 1949, 2132, 2168, 2438),
+        *(406_378, 406_853, 411_000, 712_323, 713_974, 907_766, 912_594, 1_034_462),
+    ],
 )
 def test_seeds_that_failed_once(seed: int) -> None:
     assert simulate(seed).violation is None

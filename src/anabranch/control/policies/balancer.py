@@ -56,7 +56,6 @@ class Balancer:
 
     def __init__(self, config: Balance) -> None:
         self._config = config
-        self._limits = Limits(config.theta_max, table=0, theta_min=config.theta_min)
         self._sums: _Sums | None = None
         self._skewed: Counter[str] = Counter()  # measurements in a row
         self._calm_until_ms: int | None = None
@@ -116,7 +115,7 @@ class Balancer:
         rows = np.array([sums.rows[chain][g] for g in range(size)], dtype=np.float64)
         had = Counter(groups)
         bytes_of = {i: sums.state.get(PartitionId(chain, i), 0) / had[i] for i in had}
-        limits = Limits(self._limits.theta_max, size, self._limits.theta_min)
+        limits = Limits(self._config.theta_max, size, self._config.theta_min)
         problem = BalanceProblem(
             rows,
             np.array([bytes_of[i] for i in groups], dtype=np.float64),
